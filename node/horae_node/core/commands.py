@@ -1,0 +1,150 @@
+"""What may be asked of the machine: one NamedTuple a command, verbs, plain data only.
+
+An *entry* is one Raft log entry: a header and any number of commands, each with an outcome of its own. Whatever is
+random or depends on the host (ids, moments) was put into the command by the leader. `horae_node.codec` turns an entry
+into bytes and back; an unknown tag or version there is fatal. Tags are stored in logs: never reuse one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from horae_node.core.model import JobSpec
+
+
+class Header(NamedTuple):
+    """Stamped once an entry by the leader."""
+
+    version: int
+    epoch: int
+    now_ms: int  # cluster time; the machine keeps the maximum
+    lease_clock: int  # ms, the leader's own elapsed time added to the machine's; the machine keeps the maximum
+
+
+ENTRY_VERSION = 1
+
+
+class OpenEpoch(NamedTuple):
+    """A new leader takes over: refused (`stale_epoch`) unless `previous_epoch` is the machine's. Not epoch-checked itself."""
+
+    node_id: str
+    previous_epoch: int
+
+
+class SubmitJob(NamedTuple):
+    """Make one job. Due at `run_at_ms`, else `delay_ms` after the machine's now. `content_hash`: b"" or 16 bytes."""
+
+    spec: JobSpec
+    run_at_ms: int | None
+    delay_ms: int
+    content_hash: bytes
+
+
+class SubmitBatch(NamedTuple):
+    """All of `jobs` or none: when one is refused, the outcome names its position."""
+
+    jobs: tuple[SubmitJob, ...]
+
+
+class ClaimJobs(NamedTuple):
+    """Grant up to `max_jobs` ready jobs of `queues` (in this order) to a worker."""
+
+    worker: str
+    queues: tuple[str, ...]
+    max_jobs: int
+    lease_ms: int | None  # None: each job's own
+    claim_id: str  # "" = none
+
+
+class HeartbeatLease(NamedTuple):
+    """Renew one lease by its own length from the machine's lease clock; `progress` is JSON text, kept for the next attempt."""
+
+    job_id: str
+    token: int
+    progress: bytes | None
+
+
+class CompleteJob(NamedTuple):
+    job_id: str
+    token: int
+    result: bytes | None  # JSON text
+
+
+class FailJob(NamedTuple):
+    job_id: str
+    token: int
+    error_type: str
+    message: str
+    traceback: str
+    retry: bool
+    retry_in_ms: int | None
+
+
+class ReleaseJob(NamedTuple):
+    """Hand a job back, the attempt not counted."""
+
+    job_id: str
+    token: int
+    delay_ms: int
+    progress: bytes | None
+
+
+class CancelJob(NamedTuple):
+    job_id: str
+
+
+class RequeueJob(NamedTuple):
+    job_id: str
+
+
+class RunJobNow(NamedTuple):
+    job_id: str
+
+
+class DeleteJob(NamedTuple):
+    job_id: str
+
+
+class AdvanceTime(NamedTuple):
+    """Do what the header's moments made due: at most `limit` items (due, leases and time-outs, expiries, retention)."""
+
+    limit: int
+
+
+class Nothing(NamedTuple):
+    """No change: proof that this leader's epoch still holds (barrier)."""
+
+
+Command = (
+    OpenEpoch
+    | SubmitJob
+    | SubmitBatch
+    | ClaimJobs
+    | HeartbeatLease
+    | CompleteJob
+    | FailJob
+    | ReleaseJob
+    | CancelJob
+    | RequeueJob
+    | RunJobNow
+    | DeleteJob
+    | AdvanceTime
+    | Nothing
+)
+
+TAGS: dict[int, type[tuple[object, ...]]] = {
+    1: OpenEpoch,
+    2: SubmitJob,
+    3: SubmitBatch,
+    4: ClaimJobs,
+    5: HeartbeatLease,
+    6: CompleteJob,
+    7: FailJob,
+    8: ReleaseJob,
+    9: CancelJob,
+    10: RequeueJob,
+    11: RunJobNow,
+    12: DeleteJob,
+    13: AdvanceTime,
+    14: Nothing,
+}

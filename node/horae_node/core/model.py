@@ -1,0 +1,127 @@
+"""The shapes of the machine's state: what a job is, what happened to it, what a queue counts.
+
+Plain tuples of plain data, so that a row in the store is the record itself. Moments and spans are int milliseconds;
+fractions are int thousandths (`*_milli`): no float ever enters the machine. Next to read: `commands.py`, `tables.py`.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class State(IntEnum):
+    """The states of a job (API.md, "Jobs"). The numbers are stored: never renumber."""
+
+    PENDING = 0
+    READY = 1
+    RUNNING = 2
+    SUCCEEDED = 3
+    DEAD = 4
+    CANCELLED = 5
+    EXPIRED = 6
+
+
+FINISHED = frozenset({State.SUCCEEDED, State.DEAD, State.CANCELLED, State.EXPIRED})
+STATE_COUNT = len(State)
+
+
+class Ending(IntEnum):
+    """How the attempt that holds the job's last token ended; stored, so that a repeat gets the same answer."""
+
+    NONE = 0  # not reported: running, or lost and not yet superseded
+    COMPLETE = 1
+    FAIL = 2
+    RELEASE = 3
+    TIMEOUT = 4  # reaped: a late report is refused
+
+
+class JobSpec(NamedTuple):
+    """What the submitter said, complete with defaults, as it never changes. `payload` is JSON text, opaque here."""
+
+    id: str
+    task: str
+    queue: str
+    payload: bytes
+    priority: int
+    max_attempts: int
+    retry_initial_ms: int
+    retry_factor_milli: int
+    retry_max_ms: int
+    retry_jitter_milli: int
+    lease_ms: int
+    timeout_ms: int
+    max_lost: int
+    expires_at_ms: int | None
+    ttl_ms: int | None  # as submitted; the machine turns it into expires_at_ms when it stores the job
+    unique_key: str | None
+    concurrency_key: str | None
+    tags: tuple[tuple[str, str], ...]  # sorted by key
+    retention_ms: int
+    schedule_id: str | None
+    nominal_ms: int | None
+
+
+class Run(NamedTuple):
+    """What has happened to a job: the small record that every transition rewrites."""
+
+    state: int
+    attempt: int  # of the current or last attempt; 0 before the first
+    failures: int  # attempts that failed or timed out: what max_attempts bounds
+    lost: int  # attempts that ended by a lost lease: what max_lost bounds
+    token: int  # last fencing token granted; 0 before the first
+    ending: int  # Ending of the attempt with `token`
+    worker: str  # of the current or last attempt; "" before the first
+    created_ms: int
+    due_ms: int  # when it is or was due: run_at, or the retry's moment
+    started_ms: int  # of the last attempt; 0 before the first
+    finished_ms: int  # 0 while not finished
+    lease_ms: int  # length of the current lease
+    lease_end: int  # on the lease clock; 0 when not running
+    timeout_end: int  # on the lease clock; 0 when not running
+    watch: int  # the lease-clock key under which the watch index holds it; 0 when it is not there
+    cancel_requested: bool
+    dead_reason: str  # "" | failed | poison | no_retry | timeout
+    version: int  # log index of the last change
+    content_hash: bytes  # of the submit; b"" when the id was made by the server
+    first_due_ms: int  # run_at as submitted
+
+
+class AttemptError(NamedTuple):
+    """One failed attempt, as history shows it."""
+
+    attempt: int
+    type: str
+    message: str
+    traceback: str
+    at_ms: int
+    worker: str
+
+
+class Meta(NamedTuple):
+    """The machine's own record, written with every entry, in the same transaction as its effects."""
+
+    machine_version: int
+    applied_index: int
+    now_ms: int
+    lease_clock: int  # ms
+    epoch: int
+    epoch_node: str
+    digest: int
+    job_seq: int  # last job number given
+
+
+MACHINE_VERSION = 1
+FIRST_META = Meta(MACHINE_VERSION, 1, 0, 0, 0, "", 0, 0)
+
+
+class QueueCounts(NamedTuple):
+    """Jobs by state, kept as they change (API: depths)."""
+
+    pending: int = 0
+    ready: int = 0
+    running: int = 0
+    succeeded: int = 0
+    dead: int = 0
+    cancelled: int = 0
+    expired: int = 0

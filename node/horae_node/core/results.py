@@ -1,0 +1,66 @@
+"""What the machine answers: one outcome a command. A refusal is a value, never an exception."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Rejected(NamedTuple):
+    """Refused by the rules; nothing changed. `code`: not_found | conflict | lease_lost | invalid | stale_epoch."""
+
+    code: str
+    detail: str
+    position: int = -1  # of the offending job in a SubmitBatch
+
+
+class Done(NamedTuple):
+    """It is so. `seq` is the job's number (0 for commands without one job); `repeated` when it was so already."""
+
+    seq: int = 0
+    repeated: bool = False
+
+
+class Submitted(NamedTuple):
+    seq: int
+    created: bool  # False: the same id with the same content, or the unique key's holder
+
+
+class BatchSubmitted(NamedTuple):
+    jobs: tuple[Submitted, ...]
+
+
+class Granted(NamedTuple):
+    """The jobs of a claim, in the order to hand out: (seq, token). Empty: nothing was ready."""
+
+    grants: tuple[tuple[int, int], ...]
+    repeated: bool = False  # the same claim_id as before
+
+
+class Heartbeat(NamedTuple):
+    """Renewed. `lease_end` is on the lease clock."""
+
+    seq: int
+    lease_end: int
+    cancel_requested: bool
+
+
+class EpochOpened(NamedTuple):
+    epoch: int
+
+
+class Advanced(NamedTuple):
+    """What was done; `more` when the limit cut it short."""
+
+    items: int
+    more: bool
+
+
+Outcome = Rejected | Done | Submitted | BatchSubmitted | Granted | Heartbeat | EpochOpened | Advanced
+
+
+class EntryOutcome(NamedTuple):
+    """What `machine.apply` returns for a whole entry."""
+
+    outcomes: tuple[Outcome, ...]
+    ready_queues: tuple[str, ...]
+    """Queues that gained ready jobs by this entry, and still have some, sorted: whom the leader may wake."""

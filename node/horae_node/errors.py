@@ -1,0 +1,29 @@
+"""The four ways a call can go: a refusal is a value (`core.results.Rejected`); the other three are here.
+
+`NotApplied`: surely nothing happened, the caller may try again as it likes. `OutcomeUnknown`: it may or may not take
+effect; repeat with the same key only. `Fatal`: an invariant broke, the process ends (never caught but at the root).
+"""
+
+from __future__ import annotations
+
+
+class NotApplied(Exception):
+    """Definite: the command is not in the log and never will be. `code` is one of the contract's error codes."""
+
+    def __init__(self, code: str, detail: str, *, retry_after_ms: int | None = None) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail
+        self.retry_after_ms = retry_after_ms
+
+
+class OutcomeUnknown(Exception):
+    """Unknown: the command was handed on and may still take effect. Retry with the same id, claim id or token."""
+
+
+class Fatal(Exception):
+    """An invariant is broken or the disk failed: this process must end, loudly, before it does harm."""
+
+
+class ConfigError(Exception):
+    """The configuration or the surroundings (directory, port) do not allow a start: one line, with the fix; exit code 2."""

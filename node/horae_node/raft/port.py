@@ -1,0 +1,137 @@
+"""The consensus port: what the rest of the node knows of Raft.
+
+Two implementations pass `tests/conformance/test_raft.py`: `pysyncobj_adapter.PySyncObjRaft` (three or five nodes) and
+`local.LocalRaft` (one node: the log is the cluster). Both run on the owner's asyncio loop and call back on it only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+ENTRY_BYTES_MAX = 1 << 20
+"""Largest entry that may be proposed. The consensus library never splits below its batch size of 4 MiB (RAFT.md 15)."""
+
+
+class Member(NamedTuple):
+    """One voter. `node_id` is a name and outlives addresses; `raft_address` is `host:port`; `http_url` is advertised."""
+
+    node_id: str
+    raft_address: str
+    http_url: str
+
+
+class SnapshotInfo(NamedTuple):
+    """A snapshot file that is complete, synced and checked."""
+
+    path: Path
+    index: int
+    """Log index of the last entry applied in it."""
+    term: int
+    """Term of that entry."""
+    previous_term: int
+    """Term of the entry at `index - 1`."""
+    size_bytes: int
+
+
+class StateMachine(Protocol):
+    """What consensus drives. All calls come on the loop; `apply` is called once for each index, ascending, no gaps."""
+
+    @property
+    def applied_index(self) -> int:
+        """Index of the last entry applied (in the open transaction). A new state machine says 1 (the library's root entry)."""
+        ...
+
+    @property
+    def durable_index(self) -> int:
+        """Index of the last entry whose effect is synced to the state's disk: the log may be cut below it."""
+        ...
+
+    def apply(self, index: int, entry: bytes) -> object:
+        """Apply one committed entry; the value goes to whoever proposed it. Raises: anything = the process ends."""
+        ...
+
+    async def take_snapshot(self, path: Path, term_of: Callable[[int], int]) -> SnapshotInfo:
+        """Commit, and write the state to the new file `path` off the loop. `term_of(i)` gives the term of log entry i."""
+        ...
+
+    def install_snapshot(self, snapshot: SnapshotInfo) -> None:
+        """Replace the whole state by a checked snapshot, atomically. Afterwards `applied_index == snapshot.index`."""
+        ...
+
+
+class RaftStatus(NamedTuple):
+    role: str
+    """`leader` | `follower` | `candidate`."""
+    term: int
+    leader_id: str | None
+    last_index: int
+    commit_index: int
+    applied_index: int
+    first_index: int
+    durable_log_index: int
+    peers: dict[str, PeerStatus]
+
+
+class PeerStatus(NamedTuple):
+    connected: bool
+    match_index: int
+    """Highest index known to be on that peer's disk (leader only, else 0)."""
+    last_heard_ms: int | None
+    """Milliseconds since something was received from it; None when never."""
+
+
+class Raft(Protocol):
+    async def start(self) -> None:
+        """Open the log, take part. Raises: `ConfigError`, `Fatal`. Callbacks may come from the moment it returns."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop taking part: every waiting proposal ends as `OutcomeUnknown`; the log is synced and closed."""
+        ...
+
+    @property
+    def is_leader(self) -> bool:
+        """True while this node believes it leads. May be stale: never enough for a grant or a linearizable read."""
+        ...
+
+    @property
+    def leader_id(self) -> str | None:
+        """The node believed to lead, or None."""
+        ...
+
+    @property
+    def term(self) -> int: ...
+
+    def propose(self, entry: bytes) -> asyncio.Future[object]:
+        """Hand one entry to the log, leader only; it leaves for the followers before the loop's next pass.
+
+        The future ends with what `StateMachine.apply` returned for it here, once it is committed, or raises
+        `OutcomeUnknown` when this node stops leading first.
+        Raises: `NotApplied("no_leader", …)` at once when this node does not lead or the entry exceeds ENTRY_BYTES_MAX.
+        """
+        ...
+
+    async def read_barrier(self) -> int:
+        """Wait until this node has surely been leader after the call began, and has applied all that was committed then.
+
+        The applied index. Costs one round of heartbeats, shared by all who wait (Raft thesis, 6.4); no log entry.
+        Raises: `NotApplied("no_leader", …)` when leadership is not confirmed.
+        """
+        ...
+
+    def on_role(self, callback: Callable[[], None]) -> None:
+        """Call `callback()` whenever role, term or known leader changed. One callback."""
+        ...
+
+    def on_fatal(self, callback: Callable[[BaseException], None]) -> None:
+        """Call once when the node must end (failed sync, failed apply, broken invariant). Nothing is sent any more."""
+        ...
+
+    def on_peer_clock(self, callback: Callable[[str, int], None]) -> None:
+        """Call `callback(node_id, wall_ms)` for each acknowledgement that carries its sender's wall clock (leader only)."""
+        ...
+
+    def status(self) -> RaftStatus: ...

@@ -1,0 +1,31 @@
+"""What can go wrong with a disk, each with what it means for the caller."""
+
+from __future__ import annotations
+
+
+class StorageError(Exception):
+    """Base of all storage errors."""
+
+
+class StorageFull(StorageError):
+    """No room on the disk: definite, nothing of the failed write took effect; it may succeed once there is room."""
+
+
+class StorageFailed(StorageError):
+    """The disk or the environment failed in a way that nothing can be trusted after: the process must end."""
+
+
+class Corrupt(StorageFailed):
+    """Stored bytes do not match their checksum, or a file is not what its header says: the process must end."""
+
+
+class ForeignDirectory(StorageError):
+    """The data directory belongs to another cluster or node. The message says whose it is and what to do."""
+
+
+class DirectoryInUse(StorageError):
+    """Another live process has this data directory open."""
+
+
+class DirectoryUnusable(StorageError):
+    """The data directory cannot be created, read or written. The message names the path and the fix."""

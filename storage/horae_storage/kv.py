@@ -1,0 +1,111 @@
+"""The ordered key-value ports: what the machine is told of storage, and all it may know.
+
+Keys are bytes, ordered as bytes, 511 bytes at most (LMDB's limit). Values are *rows*: tuples of plain data
+(None, bool, int, str, bytes, and tuples of these). The store encodes, checks and decodes rows; the machine
+never sees encoded bytes, and so stays pure. Two implementations pass `tests/conformance/test_kv.py`:
+`memory.MemoryStore` (tests, simulator) and `lmdb_kv.LmdbStore` (the node).
+Not here: anything about jobs. Next to read: `lmdb_kv.py`, then `horae_node/core/tables.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+Row = tuple[Any, ...]
+
+MAX_KEY_BYTES = 511
+
+
+class View(Protocol):
+    """A consistent reading of the store. A view of the open transaction sees that transaction's own writes."""
+
+    def get(self, key: bytes) -> Row | None:
+        """The row at `key`, or None. Lists come back as tuples.
+
+        Raises: `Corrupt` (fatal) when the stored checksum does not match.
+        """
+        ...
+
+    def scan(self, start: bytes, stop: bytes, *, limit: int, reverse: bool = False) -> list[tuple[bytes, Row]]:
+        """At most `limit` (>= 1) pairs with start <= key < stop, ascending; with `reverse`, from the end, descending.
+
+        The list is the caller's; later writes do not change it.
+        """
+        ...
+
+    def keys(self, start: bytes, stop: bytes, *, limit: int, reverse: bool = False) -> list[bytes]:
+        """As `scan`, keys only (no row is decoded)."""
+        ...
+
+
+class Txn(View, Protocol):
+    """The open write transaction. Every write is seen at once by reads of the same transaction."""
+
+    def put(self, key: bytes, row: Row) -> None:
+        """Set the row at `key`. Raises: ValueError for an empty or too long key; `StorageFull` when there is no room."""
+        ...
+
+    def delete(self, key: bytes) -> bool:
+        """Remove `key`; False when it was not there."""
+        ...
+
+    @property
+    def digest(self) -> int:
+        """An unsigned 32-bit chain over every put and delete, in order, since `seed_digest` was last called.
+
+        Same writes in the same order from the same seed give the same value on every implementation and machine.
+        """
+        ...
+
+    def seed_digest(self, value: int) -> None:
+        """Start the chain at `value` (the machine does so at each log entry, with the value it stored last)."""
+        ...
+
+
+class Store(Protocol):
+    """Owner of the data: one open write transaction, committed and synced when its owner says so."""
+
+    @property
+    def txn(self) -> Txn:
+        """The open write transaction. Valid until `commit`, `abort`, `install` or `close`; ask again after each."""
+        ...
+
+    @property
+    def dirty(self) -> bool:
+        """True when the open transaction holds writes that are not committed."""
+        ...
+
+    def commit(self) -> None:
+        """Make all writes so far durable (synced), atomically; then a new transaction is open.
+
+        Raises: `StorageFull` (nothing lost: the transaction's writes stay readable in it only until the caller aborts;
+        the caller must treat it as definite and replay from the log); `StorageFailed` (fatal) for any other error.
+        """
+        ...
+
+    def abort(self) -> None:
+        """Drop every write since the last commit; a new transaction is open on what was committed."""
+        ...
+
+    def copy_to(self, path: Path) -> None:
+        """Write a compacted copy of the last *committed* state to `path` (a file that must not exist), synced.
+
+        May be called on another thread while the owner goes on writing. The copy is consistent.
+        """
+        ...
+
+    def install(self, path: Path) -> None:
+        """Replace the whole state by the copy at `path` (a file that `copy_to` wrote), atomically, consuming it.
+
+        A crash at any moment leaves the old state or the new one. The open transaction is dropped.
+        """
+        ...
+
+    def size_bytes(self) -> int:
+        """Bytes that the state takes on disk (0 for memory)."""
+        ...
+
+    def close(self) -> None:
+        """Abort the open transaction and free everything. A second call does nothing."""
+        ...
