@@ -18,7 +18,7 @@ class LogEntry(NamedTuple):
     """One entry, in the field order of the consensus library's own tuples."""
 
     data: bytes
-    index: int
+    log_index: int  # not `index`: a tuple has a method of that name
     term: int
 
 

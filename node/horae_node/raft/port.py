@@ -27,12 +27,12 @@ class SnapshotInfo(NamedTuple):
     """A snapshot file that is complete, synced and checked."""
 
     path: Path
-    index: int
+    last_index: int
     """Log index of the last entry applied in it."""
-    term: int
+    last_term: int
     """Term of that entry."""
     previous_term: int
-    """Term of the entry at `index - 1`."""
+    """Term of the entry at `last_index - 1`."""
     size_bytes: int
 
 
@@ -58,7 +58,7 @@ class StateMachine(Protocol):
         ...
 
     def install_snapshot(self, snapshot: SnapshotInfo) -> None:
-        """Replace the whole state by a checked snapshot, atomically. Afterwards `applied_index == snapshot.index`."""
+        """Replace the whole state by a checked snapshot, atomically. Afterwards `applied_index == snapshot.last_index`."""
         ...
 
 
