@@ -3,13 +3,14 @@
 The same definition validates requests, speaks JSON and MessagePack, and yields the schemas of `/openapi.json`
 (API.md). Imports nothing of horae; all may import it. Times in requests are datetimes with an offset; times in
 answers are RFC 3339 strings in UTC with milliseconds. Payloads, results and progress are `Raw`: opaque JSON (or
-MessagePack, in a MessagePack body) that no layer below decodes.
+MessagePack, in a MessagePack body) that no layer below decodes. What a type cannot say (two keys that contradict each
+other) a `__post_init__` says, by `Contradiction`. Next to read: `horae_http/codec.py`.
 """
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Any, Literal
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -23,6 +24,8 @@ CLAIM_JOBS_MAX = 1000
 LIST_LIMIT_MAX = 1000
 WAIT_SECONDS_MAX = 60
 TAGS_MAX = 16
+JSON_DEPTH_MAX = 100
+"""Levels of lists and objects in a payload, result or progress: what every JSON and MessagePack library can read."""
 QUEUES_PER_CLAIM_MAX = 1000
 ERROR_TYPE_CHARS_MAX = 200
 ERROR_MESSAGE_CHARS_MAX = 4_000
@@ -30,13 +33,36 @@ ERROR_TRACEBACK_CHARS_MAX = 16_000
 SPAN_SECONDS_MAX = 10 * 366 * 86400
 """Ten years: the longest delay, back-off, retention or time to live."""
 
-# No control characters; `$(?!\n)` because Python's `$` alone also matches before a final newline.
-_LINE = r"^[^\u0000-\u001f\u007f]+$(?!\n)"
-QueueName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,100}$(?!\n)")]
-JobId = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)]
+NULL: Final = Raw(b"null")
+"""What a `Raw` key holds that was left out: this very object, in either encoding."""
+
+MOMENT_MIN: Final = datetime(1970, 1, 1, tzinfo=UTC)
+MOMENT_MAX: Final = datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
+
+# `$(?!\n)` because Python's `$` alone also matches before a final newline.
+_QUEUE: Final = r"^[A-Za-z0-9_.-]{1,100}$(?!\n)"
+_LINE: Final = r"^[^\u0000-\u001f\u007f]+$(?!\n)"
+_LINE_OR_EMPTY: Final = r"^[^\u0000-\u001f\u007f]*$(?!\n)"
+_TAG_KEY: Final = r"^[^\u0000-\u001f\u007f:]{1,100}$(?!\n)"
+_JOB_ID: Final = r"^(?!\.{1,2}$)[^\u0000-\u001f\u007f]+$(?!\n)"
+
+PATTERN_HINTS: Final[dict[str, str]] = {
+    _QUEUE: "must be 1 to 100 of the characters A-Z a-z 0-9 _ . -",
+    _LINE: "must have at least one character and no control characters (NUL, tab, line break)",
+    _LINE_OR_EMPTY: "must have no control characters (NUL, tab, line break)",
+    _TAG_KEY: "must be 1 to 100 characters, none of them `:` or a control character",
+    _JOB_ID: "must have no control characters, and cannot be `.` or `..`, which no URL can carry",
+}
+"""What each pattern asks for, in words."""
+
+QueueName = Annotated[str, Meta(pattern=_QUEUE, description="A queue's name")]
+JobId = Annotated[str, Meta(min_length=1, max_length=200, pattern=_JOB_ID)]
 TaskName = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)]
 WorkerName = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)]
 Key = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)]
+TagKey = Annotated[str, Meta(pattern=_TAG_KEY)]
+TagValue = Annotated[str, Meta(max_length=200, pattern=_LINE_OR_EMPTY)]
+Tags = Annotated[dict[TagKey, TagValue], Meta(max_length=TAGS_MAX)]
 Moment = Annotated[datetime, Meta(tz=True)]
 Span = Annotated[float, Meta(ge=0, le=SPAN_SECONDS_MAX)]
 Token = Annotated[int, Meta(ge=1, le=2**53)]
@@ -44,8 +70,20 @@ Token = Annotated[int, Meta(ge=1, le=2**53)]
 StateName = Literal["pending", "ready", "running", "succeeded", "dead", "cancelled", "expired"]
 
 
+class Contradiction(ValueError):
+    """A request whose keys are right one by one, but not together. `field` is the key to mend."""
+
+    def __init__(self, field: str, detail: str) -> None:
+        super().__init__(detail)
+        self.field = field
+
+
 class Request(Struct, forbid_unknown_fields=True, kw_only=True):
     """Base of all request bodies: an unknown key is an error, never ignored."""
+
+
+class Empty(Request):
+    """The body of a call that needs none: absent, or an object without keys."""
 
 
 class Retry(Request):
@@ -61,7 +99,7 @@ class SubmitRequest(Request):
     """`POST /v1/jobs`, and each job of a batch."""
 
     task: TaskName
-    payload: Raw = Raw(b"null")
+    payload: Raw = NULL
     queue: QueueName = "default"
     id: JobId | None = None
     run_at: Moment | None = None
@@ -76,8 +114,20 @@ class SubmitRequest(Request):
     ttl_seconds: Span | None = None
     unique_key: Key | None = None
     concurrency_key: Key | None = None
-    tags: dict[str, str] = {}
+    tags: Tags = {}
     retention_seconds: Span = 86400
+
+    def __post_init__(self) -> None:
+        if self.run_at is not None:
+            _require_moment("run_at", self.run_at)
+            if self.delay_seconds is not None:
+                raise Contradiction("delay_seconds", "cannot be given together with `run_at`: leave one of them out")
+        if self.expires_at is not None:
+            _require_moment("expires_at", self.expires_at)
+            if self.ttl_seconds is not None:
+                raise Contradiction("ttl_seconds", "cannot be given together with `expires_at`: leave one of them out")
+        if self.concurrency_key is not None:
+            raise Contradiction("concurrency_key", "is not supported by this version: leave it out or null")
 
 
 class BatchRequest(Request):
@@ -107,7 +157,7 @@ class HeartbeatRequest(Request):
 
 class CompleteRequest(Request):
     lease_token: Token
-    result: Raw = Raw(b"null")
+    result: Raw = NULL
 
 
 class ErrorBody(Request):
@@ -142,10 +192,57 @@ class EndingRequest(Request):
     delay_seconds: Span | UnsetType = UNSET
     progress: Raw | UnsetType = UNSET
 
+    def __post_init__(self) -> None:
+        if self.outcome == "fail" and self.error is UNSET:
+            raise Contradiction("error", "is required where `outcome` is `fail`")
+        for field in _FOREIGN_KEYS[self.outcome]:
+            if getattr(self, field) is not UNSET:
+                raise Contradiction(field, f"has no meaning where `outcome` is `{self.outcome}`: leave it out")
+
+
+_FOREIGN_KEYS: Final[dict[str, tuple[str, ...]]] = {
+    "complete": ("error", "retry", "retry_in_seconds", "delay_seconds", "progress"),
+    "fail": ("result", "delay_seconds", "progress"),
+    "release": ("result", "error", "retry", "retry_in_seconds"),
+}
+
 
 class EndingsRequest(Request):
     worker: WorkerName
     leases: Annotated[list[EndingRequest], Meta(min_length=1, max_length=CLAIM_JOBS_MAX)]
+
+
+def _require_moment(field: str, moment: datetime) -> None:
+    if not MOMENT_MIN <= moment <= MOMENT_MAX:
+        raise Contradiction(field, "must lie between 1970-01-01T00:00:00Z and the end of 9999, in UTC")
+
+
+# ---------------------------------------------------------------- queries
+
+Consistency = Literal["linearizable", "local"]
+
+
+class NoQuery(Request):
+    """A call without query parameters: any is an error."""
+
+
+class ReadQuery(Request):
+    consistency: Consistency = "linearizable"
+
+
+class JobQuery(ReadQuery):
+    """`GET /v1/jobs/{id}`."""
+
+    wait_seconds: Annotated[float, Meta(ge=0, le=WAIT_SECONDS_MAX)] = 0
+
+
+class JobsQuery(ReadQuery):
+    """`GET /v1/jobs`."""
+
+    queue: QueueName | None = None
+    state: StateName | None = None
+    limit: Annotated[int, Meta(ge=1, le=LIST_LIMIT_MAX)] = 50
+    cursor: Annotated[str, Meta(max_length=500)] | None = None
 
 
 # ---------------------------------------------------------------- answers
@@ -157,7 +254,7 @@ class FieldError(Struct):
 
 
 class Problem(Struct, omit_defaults=True):
-    """RFC 9457. `code` is stable; `type` is `about:blank#<code>`-like and stable too."""
+    """RFC 9457. `code` is stable; `type` is `urn:horae:problem:<code>`, and as stable."""
 
     type: str
     title: str
@@ -295,6 +392,13 @@ class MemberView(Struct):
     lag: int | None
     last_heard_seconds: float | None
     clock_skew_seconds: float | None
+
+
+class Health(Struct):
+    """`GET /healthz` and `GET /readyz`: `status` is `ok`, or `unready` with the reason in `why`."""
+
+    status: Literal["ok", "unready"]
+    why: str
 
 
 class ClusterView(Struct):
