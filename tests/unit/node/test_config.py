@@ -7,6 +7,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
+
 from horae_node import config as config_module
 from horae_node.config import KEYS, Address, NodeConfig, load_config, parse_address, parse_url
 from horae_node.errors import ConfigError

@@ -1,0 +1,234 @@
+"""`horae dev`: a whole cluster on this machine, for trying it out: three nodes, a demo worker, one job run through.
+
+Nodes are real processes on loopback with real data under `.horae/`; a second start finds its jobs again. Ids are names:
+Raft ports are chosen anew at each start. Not for production: no tokens, one machine. Not here: how a child is kept and
+ended (`children.py`), directory and ports (`dev_place.py`), what a node does (`main.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import aiohttp
+
+from horae_http.children import Child
+from horae_http.dev_place import DevOptions, child_env, choose_raft_ports, node_args, own_data_dir, require_free_ports
+from horae_node.errors import ConfigError
+
+READY_S: Final = 30.0
+JOB_S: Final = 20.0
+STOP_S: Final = 10.0
+POLL_S: Final = 0.05
+_COLOURS: Final = (36, 33, 35, 32, 34)
+_NAME_WIDTH: Final = 6
+
+T = TypeVar("T")
+
+
+def run_dev(options: DevOptions) -> int:
+    """Run the cluster until Ctrl-C; the exit code: 0, 1 (it did not come up), 2 (cannot start: one line says why)."""
+    try:
+        with own_data_dir(options):
+            require_free_ports(options)
+            return asyncio.run(_Dev(options).run())
+    except ConfigError as error:
+        print(f"horae: {error}", file=sys.stderr)
+        return 2
+
+
+class Printer:
+    """Lines of several processes on one output, each with its origin; coloured on a terminal."""
+
+    def __init__(self) -> None:
+        self.closed = asyncio.Event()
+        """Nobody reads the output any more."""
+        self._colours: dict[str, int] = {}
+        self._coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+    def say(self, name: str, line: str) -> None:
+        prefix = f"{name:<{_NAME_WIDTH}} |"
+        if self._coloured:
+            colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
+            prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
+        self.write(f"{prefix} {line}")
+
+    def write(self, text: str) -> None:
+        if self.closed.is_set():
+            return
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:
+            self.closed.set()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes at its end
+
+
+class _Dev:
+    """One run: owns the children, the signals and what is printed."""
+
+    def __init__(self, options: DevOptions) -> None:
+        self._options = options
+        self._urls = list(options.urls.values())
+        self._printer = Printer()
+        self._stop = self._printer.closed
+        self._refused = asyncio.Event()
+        self._again = any((options.data_dir / name).exists() for name in options.urls)
+        args = node_args(options, choose_raft_ports(options))
+        self._nodes = [self._child(name, flags) for name, flags in args.items()]
+        urls = [f"--url={url}" for url in self._urls]
+        self._worker = self._child("worker", ["worker", *urls, "horae.demo:worker"])
+        self._running: list[Child] = []
+
+    def _child(self, name: str, args: list[str]) -> Child:
+        return Child(name, "horae_http", args, child_env(os.environ), self._printer.say, self._refused)
+
+    async def run(self) -> int:
+        self._handle_signals()
+        async with asyncio.TaskGroup() as group:
+            try:
+                return await self._serve(group)
+            finally:
+                await self._stop_all()
+
+    async def _serve(self, group: asyncio.TaskGroup) -> int:
+        self._start(group, self._nodes)
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=JOB_S)) as session:
+            if await self._until(self._wait_ready(session), READY_S) is None:
+                return self._why_not_ready()
+            if self._options.worker:
+                self._start(group, [self._worker])
+                await self._until(self._run_demo_job(session), JOB_S)
+            leader = await self._until(self._leader(session), JOB_S)
+        if not self._stop.is_set():
+            self._printer.write(welcome(self._options, leader, self._pids()))
+        await self._stop.wait()
+        return 0
+
+    def _start(self, group: asyncio.TaskGroup, children: list[Child]) -> None:
+        for child in children:
+            group.create_task(child.supervise())
+            self._running.append(child)
+
+    async def _stop_all(self) -> None:
+        """The worker first: it still reports what it did; then the nodes. Signals now hurry the rest."""
+        self._printer.say("dev", "stopping")
+        if self._worker in self._running:
+            await self._worker.stop(STOP_S)
+        await asyncio.gather(*(child.stop(STOP_S) for child in self._running if child is not self._worker))
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal)
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():  # the second time: at once
+            for child in self._running:
+                child.signal(signal.SIGKILL)
+        self._stop.set()
+
+    async def _until(self, work: Coroutine[Any, Any, T], limit_s: float) -> T | None:
+        """What `work` gives; None when told to stop, a child refused to start, or the time is up first."""
+        task = asyncio.create_task(work)
+        others = [asyncio.create_task(event.wait()) for event in (self._stop, self._refused)]
+        try:
+            await asyncio.wait([task, *others], timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            for pending in (task, *others):
+                pending.cancel()
+            await asyncio.gather(task, *others, return_exceptions=True)
+
+    async def _wait_ready(self, session: aiohttp.ClientSession) -> bool:
+        for child, url in zip(self._nodes, self._urls, strict=True):
+            await _wait_until_ready(session, url)
+            child.settled = True
+        return True
+
+    def _why_not_ready(self) -> int:
+        if self._stop.is_set():
+            return 0
+        if self._refused.is_set():
+            self._printer.say("dev", "a process cannot start; its line above says why")
+            return 2
+        self._printer.say("dev", f"the nodes were not ready within {READY_S:g} s; their lines above say why")
+        return 1
+
+    async def _run_demo_job(self, session: aiohttp.ClientSession) -> None:
+        """Submit one job to any node and print what became of it."""
+        url = self._urls[0]
+        job = await _call(session, "POST", f"{url}/v1/jobs", {"task": "hello", "payload": {"name": "world"}})
+        job_id = job["id"]
+        self._printer.say("dev", f"submitted the demo job {job_id}")
+        job = await _call(session, "GET", f"{url}/v1/jobs/{job_id}?wait_seconds={JOB_S - 5:g}")
+        result = json.dumps(job["result"], ensure_ascii=False)
+        self._printer.say("dev", f"the demo job is {job['state']}, attempt {job['attempt']}: {result}")
+        self._worker.settled = True
+
+    async def _leader(self, session: aiohttp.ClientSession) -> str | None:
+        leader: str | None = (await _call(session, "GET", f"{self._urls[0]}/v1/cluster"))["leader"]
+        if self._again:
+            self._printer.say("dev", f"{self._options.data_dir} held a cluster: its jobs are here again (horae jobs)")
+        return leader
+
+    def _pids(self) -> dict[str, int]:
+        return {child.name: child.process.pid for child in self._nodes if child.process is not None}
+
+
+async def _wait_until_ready(session: aiohttp.ClientSession, url: str) -> None:
+    limit = aiohttp.ClientTimeout(total=1)
+    while True:
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            async with session.get(f"{url}/readyz", timeout=limit) as answer:
+                if answer.status == 200:
+                    return
+        await asyncio.sleep(POLL_S)
+
+
+async def _call(session: aiohttp.ClientSession, method: str, url: str, body: Any = None) -> Any:
+    """One call, tried again by the caller's deadline while the cluster elects. Safe for what is called here."""
+    while True:
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            async with session.request(method, url, json=body) as answer:
+                if answer.status < 400:
+                    return await answer.json()
+        await asyncio.sleep(POLL_S)
+
+
+def command_name() -> str:
+    """What the user types to get `horae`: its name when that is found, else its path."""
+    own = Path(sys.argv[0])
+    if own.name != "horae":
+        return f"{sys.executable} -m horae_http"
+    found = shutil.which("horae")
+    if found is not None and Path(found).resolve() == own.resolve():
+        return "horae"
+    with contextlib.suppress(ValueError):
+        return str(own.absolute().relative_to(Path.cwd()))
+    return str(own)
+
+
+def welcome(options: DevOptions, leader: str | None, pids: dict[str, int]) -> str:
+    """What is printed once all is up: where everything is, and what to try next."""
+    horae = command_name()
+    flag = "" if options.port == 7070 else f" --url {options.urls['n1']}"
+    curl = f"curl -s {options.urls['n1']}/v1/jobs -H 'Content-Type: application/json'"
+    lines = ["", f"  Data is kept in {options.data_dir}.", ""]
+    for name, url in options.urls.items():
+        lines.append(f"  {name}  {url}  pid {pids.get(name, '?')}{'  leader' if name == leader else ''}")
+    lines += ["", "  Try, in another terminal:", ""]
+    lines += [f'    {horae} submit{flag} hello --payload \'{{"name": "you"}}\' --wait']
+    lines += [f'    {curl} -d \'{{"task": "add", "payload": {{"a": 1, "b": 2}}}}\'']
+    lines += [f"    {horae} jobs{flag}", f"    {horae} cluster{flag}"]
+    if leader in pids and options.nodes > 1:
+        lines += [f"    kill -9 {pids[leader]}    (the leader: the others go on, and it is started again)"]
+    lines += ["", "  Ctrl-C stops everything. What was acknowledged is there at the next start.", ""]
+    return "\n".join(lines)

@@ -1,0 +1,140 @@
+"""Where `horae dev` runs: its data directory, its ports, the flags of its nodes; refused with the fix when unfit.
+
+Not here: any process (`children.py`), the run itself (`dev.py`, next to read).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from horae_node.errors import ConfigError
+
+LOOPBACK: Final = "127.0.0.1"
+DEFAULT_PORT: Final = 7070
+RAFT_PORT_OFFSET: Final = 1000
+"""Raft ports are looked for from here on: below the range from which the system takes ports of outgoing connections."""
+PORTS_TRIED_MAX: Final = 500
+LAYOUT_FILE: Final = "dev.json"
+LOCK_FILE: Final = "dev.lock"
+
+
+@dataclass(frozen=True, slots=True)
+class DevOptions:
+    """`nodes` is 1, 3 or 5; node i (from 0) serves HTTP on `port` + i; all data is under `data_dir`."""
+
+    nodes: int = 3
+    port: int = DEFAULT_PORT
+    data_dir: Path = Path(".horae")
+    worker: bool = True
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """The base URL of each node, by its id."""
+        return {f"n{i + 1}": f"http://{LOOPBACK}:{self.port + i}" for i in range(self.nodes)}
+
+
+@contextlib.contextmanager
+def own_data_dir(options: DevOptions) -> Iterator[None]:
+    """Hold the data directory for this process alone. Raises: `ConfigError` with the fix."""
+    root = options.data_dir
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise ConfigError(f"{root} cannot be used: {error.strerror}; choose another with --data") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"{root} is in use by another horae dev: stop it, or choose another --data") from None
+        _require_same_layout(options)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _require_same_layout(options: DevOptions) -> None:
+    """One data directory, one number of nodes: the voters of a cluster are not changed by a flag."""
+    path = options.data_dir / LAYOUT_FILE
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["nodes"]
+    except FileNotFoundError:
+        path.write_text(json.dumps({"nodes": options.nodes}) + "\n", encoding="utf-8")
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error}): delete {options.data_dir}, or choose another --data"
+        ) from error
+    if found != options.nodes:
+        raise ConfigError(
+            f"{options.data_dir} holds a cluster of {found} nodes, not {options.nodes}: "
+            f"start it with --nodes {found}, or choose another --data"
+        )
+
+
+def require_free_ports(options: DevOptions) -> None:
+    for port in range(options.port, options.port + options.nodes):
+        if port > 65535:
+            raise ConfigError(f"--port {options.port} leaves no room for {options.nodes} ports: choose a lower one")
+        with contextlib.closing(_try_listen(port)) as bound:
+            if bound.getsockname()[1] != port:
+                raise ConfigError(f"port {port} is in use: stop what listens there, or choose another with --port")
+
+
+def _try_listen(port: int) -> socket.socket:
+    """A socket bound to the port; when that is taken, an unbound one (its port reads 0)."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with contextlib.suppress(OSError):
+        sock.bind((LOOPBACK, port))
+        sock.listen(1)  # with SO_REUSEADDR alone two may bind; only one may listen
+        return sock
+    sock.close()
+    return socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+
+
+def choose_raft_ports(options: DevOptions) -> list[int]:
+    """Free ports, one a node. Raises: `ConfigError` when there are none near."""
+    first = options.port + RAFT_PORT_OFFSET
+    if first + PORTS_TRIED_MAX > 65535:
+        first = options.port - RAFT_PORT_OFFSET - PORTS_TRIED_MAX
+    with contextlib.ExitStack() as held:
+        ports: list[int] = []
+        for port in range(first, first + PORTS_TRIED_MAX):
+            sock = held.enter_context(_try_listen(port))
+            if sock.getsockname()[1] == port:
+                ports.append(port)
+            if len(ports) == options.nodes:
+                return ports
+    raise ConfigError(f"no {options.nodes} free ports from {first} on: choose another --port")
+
+
+def node_args(options: DevOptions, raft_ports: list[int]) -> dict[str, list[str]]:
+    """The flags of each node, by its id."""
+    rafts = dict(zip(options.urls, raft_ports, strict=True))
+    members = ",".join(f"{name}={LOOPBACK}:{rafts[name]}@{url}" for name, url in options.urls.items())
+    return {
+        name: [
+            "node",
+            f"--node-id={name}",
+            f"--data-dir={options.data_dir / name}",
+            "--cluster=dev",
+            f"--members={members}",
+            f"--http-listen={url.removeprefix('http://')}",
+        ]
+        for name, url in options.urls.items()
+    }
+
+
+def child_env(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the keys of nodes, clients and workers: what a child gets is its flags."""
+    kept = {name: value for name, value in environ.items() if not name.startswith("HORAE_")}
+    return kept | {"PYTHONUNBUFFERED": "1"}
