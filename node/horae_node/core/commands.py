@@ -25,7 +25,7 @@ ENTRY_VERSION = 1
 
 
 class OpenEpoch(NamedTuple):
-    """A new leader takes over: refused (`stale_epoch`) unless `previous_epoch` is the machine's. Not epoch-checked itself."""
+    """A new leader takes over; refused (`stale_epoch`) unless `previous_epoch` is the machine's. Not epoch-checked."""
 
     node_id: str
     previous_epoch: int
@@ -57,7 +57,7 @@ class ClaimJobs(NamedTuple):
 
 
 class HeartbeatLease(NamedTuple):
-    """Renew one lease by its own length from the machine's lease clock; `progress` is JSON text, kept for the next attempt."""
+    """Renew one lease by its own length from the machine's lease clock. `progress`: JSON, kept for the next attempt."""
 
     job_id: str
     token: int

@@ -1,14 +1,46 @@
 """The machine's one door: `apply`. Pure: the same index, entry and state give the same outcomes and the same state.
 
-This is a declaration for those who build beside it; see the functions' contracts.
+Each command is first decided (`decide/`, reads only), then its changes are written (`evolve.py`); counts and `Meta`
+are written once an entry. Next to read: `decide/`, then `evolve.py`.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from horae_node.core.commands import Command, Header
-from horae_node.core.results import EntryOutcome
+from horae_node.core.changes import Decision
+from horae_node.core.commands import (
+    ENTRY_VERSION,
+    AdvanceTime,
+    CancelJob,
+    ClaimJobs,
+    Command,
+    CompleteJob,
+    DeleteJob,
+    FailJob,
+    Header,
+    HeartbeatLease,
+    Nothing,
+    OpenEpoch,
+    ReleaseJob,
+    RequeueJob,
+    RunJobNow,
+    SubmitBatch,
+    SubmitJob,
+)
+from horae_node.core.context import Context
+from horae_node.core.decide.advance import HOUSEKEEPING, HOUSEKEEPING_SHARE, URGENT
+from horae_node.core.decide.claim import decide_claim
+from horae_node.core.decide.epoch import STALE_EPOCH, decide_nothing, decide_open_epoch
+from horae_node.core.decide.finish import decide_complete, decide_fail, decide_release
+from horae_node.core.decide.lease import decide_heartbeat
+from horae_node.core.decide.operate import decide_cancel, decide_delete, decide_requeue, decide_run_now
+from horae_node.core.decide.submit import decide_submit, decide_submit_batch
+from horae_node.core.evolve import evolve
+from horae_node.core.model import FIRST_META, MACHINE_VERSION, Meta
+from horae_node.core.results import Advanced, EntryOutcome, Outcome
+from horae_node.core.tables import CLAIM_SWEEP, DUE, EXPIRY, META, RETENTION, WATCH, meta_of
 from horae_storage.kv import Txn, View
 
 
@@ -23,12 +55,94 @@ def apply(index: int, header: Header, commands: tuple[Command, ...], txn: Txn) -
     """Apply one log entry, with all its effects and `Meta` in `txn`.
 
     `index` must be `applied_index + 1` (asserted). Commands of another epoch than the machine's are each
-    `Rejected("stale_epoch")`, but `OpenEpoch`, which compares and sets. Raises: `AssertionError` or `Corrupt` only,
-    both fatal.
+    `Rejected("stale_epoch")`, but `OpenEpoch`, which compares and sets; the clocks of such an entry do not count.
+    Raises: `AssertionError` or `Corrupt` only, both fatal.
     """
-    raise AssertionError("declared, not built")
+    row = txn.get(META)
+    meta = FIRST_META if row is None else meta_of(row)
+    assert index == meta.applied_index + 1, f"entry {index} after {meta.applied_index}"
+    assert meta.machine_version == MACHINE_VERSION, f"state of machine version {meta.machine_version}"
+    assert header.version == ENTRY_VERSION, f"entry of version {header.version}"
+    txn.seed_digest(meta.digest)
+    ctx = Context(index, meta, txn)
+    if header.epoch == ctx.epoch:
+        ctx.now_ms = max(ctx.now_ms, header.now_ms)
+        ctx.lease_clock = max(ctx.lease_clock, header.lease_clock)
+    outcomes = tuple([_apply_command(ctx, header.epoch, command) for command in commands])
+    ctx.flush_counts()
+    txn.put(META, _next_meta(ctx, txn.digest))
+    return EntryOutcome(outcomes, ctx.ready_queues())
 
 
 def next_deadline(view: View) -> Deadline:
     """The earliest moment at which `AdvanceTime` would do something. A few bounded index look-ups."""
-    raise AssertionError("declared, not built")
+    wall = [_first(view, DUE), _first(view, EXPIRY), _first(view, RETENTION)]
+    lease = [_first(view, WATCH), _first(view, CLAIM_SWEEP)]
+    return Deadline(_earliest(wall), _earliest(lease))
+
+
+def _apply_command(ctx: Context, epoch: int, command: Command) -> Outcome:
+    kind = type(command)
+    if epoch != ctx.epoch and kind is not OpenEpoch:
+        return STALE_EPOCH
+    if kind is AdvanceTime:
+        return _advance(ctx, command)  # type: ignore[arg-type]
+    decide = _DECIDERS.get(kind)
+    assert decide is not None, f"unknown command {kind.__name__}"
+    outcome, changes = decide(ctx, command)
+    for change in changes:
+        evolve(ctx, change)
+    return outcome
+
+
+def _advance(ctx: Context, command: AdvanceTime) -> Advanced:
+    """Phase by phase, each written before the next decides."""
+    limit = command.limit
+    items = 0
+    for phases, reserve in ((URGENT, limit // HOUSEKEEPING_SHARE), (HOUSEKEEPING, 0)):
+        for decide in phases:
+            left = limit - reserve - items
+            if left <= 0:
+                break
+            changes = decide(ctx, left)
+            for change in changes:
+                evolve(ctx, change)
+            items += len(changes)
+    return Advanced(items, _is_due(next_deadline(ctx.txn), ctx))
+
+
+def _is_due(deadline: Deadline, ctx: Context) -> bool:
+    return (deadline.wall_ms is not None and deadline.wall_ms <= ctx.now_ms) or (
+        deadline.lease_clock is not None and deadline.lease_clock <= ctx.lease_clock
+    )
+
+
+def _next_meta(ctx: Context, digest: int) -> Meta:
+    return Meta(MACHINE_VERSION, ctx.index, ctx.now_ms, ctx.lease_clock, ctx.epoch, ctx.epoch_node, digest, ctx.job_seq)
+
+
+def _first(view: View, table: bytes) -> int | None:
+    """The earliest moment in a table keyed by moment."""
+    keys = view.keys(table, table + b"\xff" * 9, limit=1)
+    return int.from_bytes(keys[0][1:9], "big") if keys else None
+
+
+def _earliest(moments: list[int | None]) -> int | None:
+    return min([moment for moment in moments if moment is not None], default=None)
+
+
+_DECIDERS: dict[type, Callable[[Context, Any], Decision]] = {
+    OpenEpoch: decide_open_epoch,
+    SubmitJob: decide_submit,
+    SubmitBatch: decide_submit_batch,
+    ClaimJobs: decide_claim,
+    HeartbeatLease: decide_heartbeat,
+    CompleteJob: decide_complete,
+    FailJob: decide_fail,
+    ReleaseJob: decide_release,
+    CancelJob: decide_cancel,
+    RequeueJob: decide_requeue,
+    RunJobNow: decide_run_now,
+    DeleteJob: decide_delete,
+    Nothing: decide_nothing,
+}

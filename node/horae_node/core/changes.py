@@ -1,0 +1,106 @@
+"""What a decision asks `evolve` to write: one NamedTuple a change, participles, complete in themselves.
+
+A decision reads and returns `(outcome, changes)`; nothing is written in between, so each change still finds the
+state that it was decided on. Not here: rules (`decide/`), tables (`evolve.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from horae_node.core.model import AttemptError, JobSpec, Run
+from horae_node.core.results import Outcome
+from horae_node.core.tables import ClaimRecord, JobHandle, JobTerms
+
+
+class EpochRaised(NamedTuple):
+    epoch: int
+    node_id: str
+
+
+class JobSubmitted(NamedTuple):
+    """A new job; `seq` is the next free number."""
+
+    seq: int
+    spec: JobSpec
+    run: Run
+
+
+class JobGranted(NamedTuple):
+    """ready -> running. `ready_key` is the index row that it was taken from."""
+
+    seq: int
+    ready_key: bytes
+    terms: JobTerms
+    before: Run
+    after: Run
+
+
+class LeaseRenewed(NamedTuple):
+    seq: int
+    after: Run
+    progress: bytes | None
+
+
+class WatchMoved(NamedTuple):
+    """The lease is longer than its watch row knew: the row goes to the later moment."""
+
+    seq: int
+    before: Run
+    after: Run
+
+
+class JobChanged(NamedTuple):
+    """Any other change of state. `terms` may be None only when neither `before` nor `after` waits (pending, ready)."""
+
+    handle: JobHandle
+    before: Run
+    after: Run
+    terms: JobTerms | None
+    error: AttemptError | None = None
+    progress: bytes | None = None
+    result: bytes | None = None
+
+
+class SpecAmended(NamedTuple):
+    """A requeue gave the job a new expiry."""
+
+    seq: int
+    spec: JobSpec
+
+
+class JobPurged(NamedTuple):
+    """Every row of a finished job goes."""
+
+    seq: int
+    spec: JobSpec
+    run: Run
+
+
+class ClaimRecorded(NamedTuple):
+    """`replaced`: the record that lies under the key now."""
+
+    key: bytes
+    replaced: ClaimRecord | None
+    record: ClaimRecord
+
+
+class ClaimForgotten(NamedTuple):
+    key: bytes
+    record: ClaimRecord
+
+
+Change = (
+    EpochRaised
+    | JobSubmitted
+    | JobGranted
+    | LeaseRenewed
+    | WatchMoved
+    | JobChanged
+    | SpecAmended
+    | JobPurged
+    | ClaimRecorded
+    | ClaimForgotten
+)
+Decision = tuple[Outcome, Sequence[Change]]

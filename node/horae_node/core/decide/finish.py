@@ -1,0 +1,171 @@
+"""How attempts end: completed, failed, handed back, out of lease, out of time. The token decides who may say so.
+
+A report counts once, and its repeat gets the same answer. A lost lease closes nothing: until another claim is granted,
+a late report with the last token is still taken. A reaped attempt (time-out) is closed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from horae_node.core.changes import Decision, JobChanged
+from horae_node.core.commands import CompleteJob, FailJob, ReleaseJob
+from horae_node.core.context import Context
+from horae_node.core.model import AttemptError, JobSpec, Run
+from horae_node.core.results import Done, Outcome, Rejected
+from horae_node.core.retry import backoff_ms
+from horae_node.core.runs import COMPLETE, FAIL, NONE, RELEASE, TIMEOUT, died, finished, waiting
+from horae_node.core.tables import (
+    RUN,
+    S_CANCELLED,
+    S_DEAD,
+    S_RUNNING,
+    S_SUCCEEDED,
+    SPEC,
+    JobHandle,
+    handle_for,
+    handle_of,
+    id_key,
+    run_of,
+    seq_bytes,
+    spec_of,
+    terms_of,
+)
+
+NOT_FOUND = Rejected("not_found", "no job with this id")
+LEASE_LOST = Rejected("lease_lost", "another attempt holds the job, or this one was ended otherwise")
+
+
+def decide_complete(ctx: Context, command: CompleteJob) -> Decision:
+    job_id, token, result = command
+    held = _held(ctx, job_id, token, COMPLETE)
+    if not isinstance(held, Held):
+        return held, ()
+    handle, run = held
+    after = finished(run, S_SUCCEEDED, ending=COMPLETE, now_ms=ctx.now_ms, index=ctx.index)
+    # The running state has no rows that the terms would be needed for: the spec is not read.
+    terms = None if run.state == S_RUNNING else terms_of(read_spec(ctx, handle.seq))
+    return Done(handle.seq), (JobChanged(handle, run, after, terms, None, None, result),)
+
+
+def decide_fail(ctx: Context, command: FailJob) -> Decision:
+    held = _held(ctx, command.job_id, command.token, FAIL)
+    if not isinstance(held, Held):
+        return held, ()
+    handle, run = held
+    error = AttemptError(run.attempt, command.error_type, command.message, command.traceback, ctx.now_ms, run.worker)
+    spec = read_spec(ctx, handle.seq)
+    after = _after_failure(ctx, spec, run, FAIL, retry=command.retry, retry_in_ms=command.retry_in_ms)
+    return Done(handle.seq), (JobChanged(handle, run, after, terms_of(spec), error),)
+
+
+def decide_release(ctx: Context, command: ReleaseJob) -> Decision:
+    held = _held(ctx, command.job_id, command.token, RELEASE)
+    if not isinstance(held, Held):
+        return held, ()
+    handle, run = held
+    spec = read_spec(ctx, handle.seq)
+    if run.cancel_requested:
+        after = finished(run, S_CANCELLED, ending=RELEASE, now_ms=ctx.now_ms, index=ctx.index)
+    else:
+        after = waiting(
+            run,
+            due_ms=ctx.now_ms + command.delay_ms,
+            now_ms=ctx.now_ms,
+            attempt=run.attempt - 1,
+            failures=run.failures,
+            lost=run.lost,
+            ending=RELEASE,
+            index=ctx.index,
+        )
+    return Done(handle.seq), (JobChanged(handle, run, after, terms_of(spec), None, command.progress),)
+
+
+def lapsed(ctx: Context, seq: int, run: Run) -> JobChanged:
+    """The lease ran out: the worker is taken for dead. Ready at once, counted apart from failures."""
+    spec = read_spec(ctx, seq)
+    lost = run.lost + 1
+    message = f"no heartbeat from {run.worker} for {run.lease_ms} ms"
+    error = AttemptError(run.attempt, "lease_expired", message, "", ctx.now_ms, run.worker)
+    if run.cancel_requested or lost > spec.max_lost:
+        state, reason = (S_CANCELLED, "") if run.cancel_requested else (S_DEAD, "poison")
+        after = died(
+            run, reason, failures=run.failures, lost=lost, ending=NONE, now_ms=ctx.now_ms, index=ctx.index, state=state
+        )
+    else:
+        after = waiting(
+            run,
+            due_ms=ctx.now_ms,
+            now_ms=ctx.now_ms,
+            attempt=run.attempt,
+            failures=run.failures,
+            lost=lost,
+            ending=NONE,
+            index=ctx.index,
+        )
+    return JobChanged(handle_for(seq, spec), run, after, terms_of(spec), error)
+
+
+def timed_out(ctx: Context, seq: int, run: Run) -> JobChanged:
+    """The attempt ran for as long as one may: a failure, and closed: its late report is refused."""
+    spec = read_spec(ctx, seq)
+    message = f"the attempt ran for {spec.timeout_ms} ms"
+    error = AttemptError(run.attempt, "timeout", message, "", ctx.now_ms, run.worker)
+    after = _after_failure(ctx, spec, run, TIMEOUT, retry=True, retry_in_ms=None)
+    return JobChanged(handle_for(seq, spec), run, after, terms_of(spec), error)
+
+
+def read_spec(ctx: Context, seq: int) -> JobSpec:
+    row = ctx.get(SPEC + seq_bytes(seq))
+    assert row is not None
+    return spec_of(row)
+
+
+class Held(NamedTuple):
+    handle: JobHandle
+    run: Run
+
+
+def _held(ctx: Context, job_id: str, token: int, ending: int) -> Held | Outcome:
+    """The job whose last attempt may be ended so by `token`, or the answer to give."""
+    row = ctx.get(id_key(job_id))
+    if row is None:
+        return NOT_FOUND
+    handle = handle_of(row)
+    run_row = ctx.get(RUN + seq_bytes(handle.seq))
+    assert run_row is not None
+    run = run_of(run_row)
+    if token != run.token or token == 0:
+        return LEASE_LOST
+    if run.ending != NONE:
+        return Done(handle.seq, True) if run.ending == ending else LEASE_LOST
+    # Finished without a report: lost too often, or cancelled while its lease was lost.
+    return LEASE_LOST if run.state > S_RUNNING else Held(handle, run)
+
+
+def _after_failure(
+    ctx: Context, spec: JobSpec, run: Run, ending: int, *, retry: bool, retry_in_ms: int | None
+) -> Run:  # fmt: skip
+    failures = run.failures + 1
+    now_ms, index = ctx.now_ms, ctx.index
+    state, reason = S_DEAD, ""
+    if not retry:
+        reason = "no_retry"
+    elif failures >= spec.max_attempts:
+        reason = "timeout" if ending == TIMEOUT else "failed"
+    elif run.cancel_requested:
+        state = S_CANCELLED
+    else:
+        if retry_in_ms is None:
+            retry_in_ms = backoff_ms(spec, failures=failures, attempt=run.attempt)
+        return waiting(
+            run,
+            due_ms=now_ms + retry_in_ms,
+            now_ms=now_ms,
+            attempt=run.attempt,
+            failures=failures,
+            lost=run.lost,
+            ending=ending,
+            index=index,
+        )
+    return died(run, reason, failures=failures, lost=run.lost, ending=ending, now_ms=now_ms, index=index, state=state)

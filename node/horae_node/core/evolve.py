@@ -1,0 +1,240 @@
+"""The only writer of the tables: each change, with every index row that follows from it.
+
+No rules here: a change was decided on the very state that it finds. Rows are added and removed for the two states
+of a transition, so that whatever leaves a state leaves all of its indexes (`invariants.py` rebuilds and compares).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from horae_node.core.changes import (
+    ClaimForgotten,
+    ClaimRecorded,
+    EpochRaised,
+    JobChanged,
+    JobGranted,
+    JobPurged,
+    JobSubmitted,
+    LeaseRenewed,
+    SpecAmended,
+    WatchMoved,
+)
+from horae_node.core.context import Context
+from horae_node.core.model import AttemptError, Run
+from horae_node.core.tables import (
+    CLAIM_SWEEP,
+    DUE,
+    ERROR,
+    ERRORS_KEPT,
+    EXPIRY,
+    PROGRESS,
+    RESULT,
+    RETENTION,
+    RUN,
+    S_PENDING,
+    S_READY,
+    S_RUNNING,
+    SPEC,
+    WATCH,
+    JobHandle,
+    JobTerms,
+    expiry_of,
+    handle_for,
+    id_key,
+    pair_bytes,
+    purge_at,
+    queue_keys,
+    ready_key,
+    seq_bytes,
+    terms_of,
+    unique_index_key,
+)
+
+
+def evolve(ctx: Context, change: Any) -> None:
+    """Write one change. Raises: KeyError for a change that is not one (an error of ours: fatal)."""
+    _EVOLVERS[type(change)](ctx, change)
+
+
+def evolve_epoch_raised(ctx: Context, change: EpochRaised) -> None:
+    ctx.epoch, ctx.epoch_node = change
+
+
+def evolve_job_submitted(ctx: Context, change: JobSubmitted) -> None:
+    seq, spec, run = change
+    assert seq == ctx.job_seq + 1
+    ctx.job_seq = seq
+    put = ctx.put
+    queue = spec.queue
+    key = seq_bytes(seq)
+    put(id_key(spec.id), handle_for(seq, spec))
+    put(SPEC + key, spec)
+    put(RUN + key, run)
+    _put_waiting(ctx, seq, run, terms_of(spec))
+    put(queue_keys(queue).listed[run.state] + key, ())
+    if spec.unique_key is not None:
+        put(unique_index_key(queue, spec.unique_key), (seq,))
+    ctx.count_new(queue, run.state)
+
+
+def evolve_job_granted(ctx: Context, change: JobGranted) -> None:
+    seq, taken_from, terms, before, after = change
+    key = seq_bytes(seq)
+    put, delete = ctx.put, ctx.delete
+    queue = terms.queue
+    listed = queue_keys(queue).listed
+    delete(taken_from)
+    put(RUN + key, after)
+    put(WATCH + pair_bytes(after.watch, seq), ())
+    delete(listed[S_READY] + key)
+    put(listed[S_RUNNING] + key, ())
+    if terms.expires_at_ms is not None and before.attempt == 0:
+        delete(EXPIRY + pair_bytes(terms.expires_at_ms, seq))
+    ctx.count_move(queue, S_READY, S_RUNNING)
+
+
+def evolve_lease_renewed(ctx: Context, change: LeaseRenewed) -> None:
+    key = seq_bytes(change.seq)
+    ctx.put(RUN + key, change.after)
+    if change.progress is not None:
+        ctx.put(PROGRESS + key, (change.progress,))
+
+
+def evolve_watch_moved(ctx: Context, change: WatchMoved) -> None:
+    seq, before, after = change
+    ctx.delete(WATCH + pair_bytes(before.watch, seq))
+    ctx.put(WATCH + pair_bytes(after.watch, seq), ())
+    ctx.put(RUN + seq_bytes(seq), after)
+
+
+def evolve_job_changed(ctx: Context, change: JobChanged) -> None:
+    handle, before, after, terms, error, progress, result = change
+    seq, queue, _, _ = handle
+    key = seq_bytes(seq)
+    ctx.put(RUN + key, after)
+    if before.state == S_RUNNING:
+        if after.state == S_RUNNING:
+            assert before.watch == after.watch
+        else:
+            ctx.delete(WATCH + pair_bytes(before.watch, seq))
+    elif before.state <= S_READY:
+        _delete_waiting(ctx, seq, before, terms)
+    else:
+        _delete_finished(ctx, handle, before)
+    if after.state <= S_READY:
+        _put_waiting(ctx, seq, after, terms)
+    elif after.state > S_RUNNING:
+        _put_finished(ctx, handle, before, after)
+    if before.state != after.state:
+        listed = queue_keys(queue).listed
+        ctx.delete(listed[before.state] + key)
+        ctx.put(listed[after.state] + key, ())
+        ctx.count_move(queue, before.state, after.state)
+    if progress is not None:
+        ctx.put(PROGRESS + key, (progress,))
+    if result is not None:
+        ctx.put(RESULT + key, (result,))
+    if error is not None:
+        _put_error(ctx, key, before.token, error)
+
+
+def evolve_spec_amended(ctx: Context, change: SpecAmended) -> None:
+    ctx.put(SPEC + seq_bytes(change.seq), change.spec)
+
+
+def evolve_job_purged(ctx: Context, change: JobPurged) -> None:
+    seq, spec, run = change
+    key = seq_bytes(seq)
+    delete = ctx.delete
+    delete(id_key(spec.id))
+    delete(SPEC + key)
+    delete(RUN + key)
+    delete(RETENTION + pair_bytes(purge_at(run.finished_ms, spec.retention_ms), seq))
+    delete(queue_keys(spec.queue).listed[run.state] + key)
+    delete(PROGRESS + key)
+    delete(RESULT + key)
+    for error_key in _error_keys(ctx, key):
+        delete(error_key)
+    ctx.counts(spec.queue)[run.state] -= 1
+
+
+def evolve_claim_recorded(ctx: Context, change: ClaimRecorded) -> None:
+    key, replaced, record = change
+    if replaced is not None:
+        ctx.delete(CLAIM_SWEEP + seq_bytes(replaced.sweep_at) + key)
+    ctx.put(key, record)
+    ctx.put(CLAIM_SWEEP + seq_bytes(record.sweep_at) + key, ())
+
+
+def evolve_claim_forgotten(ctx: Context, change: ClaimForgotten) -> None:
+    ctx.delete(change.key)
+    ctx.delete(CLAIM_SWEEP + seq_bytes(change.record.sweep_at) + change.key)
+
+
+def _put_waiting(ctx: Context, seq: int, run: Run, terms: JobTerms | None) -> None:
+    assert terms is not None
+    if run.state == S_READY:
+        ctx.put(ready_key(queue_keys(terms.queue), terms.priority, run.due_ms, seq), terms)
+    else:
+        ctx.put(DUE + pair_bytes(run.due_ms, seq), terms)
+    if terms.expires_at_ms is not None and run.attempt == 0:
+        ctx.put(EXPIRY + pair_bytes(terms.expires_at_ms, seq), ())
+
+
+def _delete_waiting(ctx: Context, seq: int, run: Run, terms: JobTerms | None) -> None:
+    assert terms is not None
+    if run.state == S_READY:
+        ctx.delete(ready_key(queue_keys(terms.queue), terms.priority, run.due_ms, seq))
+    else:
+        assert run.state == S_PENDING
+        ctx.delete(DUE + pair_bytes(run.due_ms, seq))
+    expires_at_ms = expiry_of(run, terms.expires_at_ms)
+    if expires_at_ms is not None:
+        ctx.delete(EXPIRY + pair_bytes(expires_at_ms, seq))
+
+
+def _put_finished(ctx: Context, handle: JobHandle, before: Run, after: Run) -> None:
+    seq, queue, retention_ms, unique_key = handle
+    assert before.state <= S_RUNNING
+    ctx.put(RETENTION + pair_bytes(purge_at(after.finished_ms, retention_ms), seq), ())
+    if unique_key is not None:
+        ctx.delete(unique_index_key(queue, unique_key))
+
+
+def _delete_finished(ctx: Context, handle: JobHandle, before: Run) -> None:
+    """A requeue: the job lives again, and holds its unique key again."""
+    seq, queue, retention_ms, unique_key = handle
+    ctx.delete(RETENTION + pair_bytes(purge_at(before.finished_ms, retention_ms), seq))
+    if unique_key is not None:
+        ctx.put(unique_index_key(queue, unique_key), (seq,))
+
+
+def _put_error(ctx: Context, key: bytes, token: int, error: AttemptError) -> None:
+    """One error an attempt, keyed by its token: attempts are counted anew by a requeue, tokens only grow.
+
+    A failure that is reported after its lease was lost takes the place of "lease_expired": it knows more.
+    """
+    ctx.put(ERROR + key + seq_bytes(token), error)
+    for error_key in _error_keys(ctx, key)[:-ERRORS_KEPT]:
+        ctx.delete(error_key)
+
+
+def _error_keys(ctx: Context, key: bytes) -> list[bytes]:
+    prefix = ERROR + key
+    return ctx.txn.keys(prefix, prefix + b"\xff" * 9, limit=ERRORS_KEPT + 1)
+
+
+_EVOLVERS: dict[type, Callable[[Context, Any], None]] = {
+    EpochRaised: evolve_epoch_raised,
+    JobSubmitted: evolve_job_submitted,
+    JobGranted: evolve_job_granted,
+    LeaseRenewed: evolve_lease_renewed,
+    WatchMoved: evolve_watch_moved,
+    JobChanged: evolve_job_changed,
+    SpecAmended: evolve_spec_amended,
+    JobPurged: evolve_job_purged,
+    ClaimRecorded: evolve_claim_recorded,
+    ClaimForgotten: evolve_claim_forgotten,
+}

@@ -1,0 +1,187 @@
+"""What must hold between the tables: everything derived is derived anew from specs and runs, and compared.
+
+A full scan: for tests and for an offline check, never on the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from horae_node.core.digest import every_row
+from horae_node.core.model import STATE_COUNT, JobSpec, Run
+from horae_node.core.runs import NONE
+from horae_node.core.tables import (
+    CLAIM,
+    CLAIM_LONG,
+    CLAIM_SWEEP,
+    COUNTS,
+    DUE,
+    ERROR,
+    ERRORS_KEPT,
+    EXPIRY,
+    ID,
+    ID_LONG,
+    LISTED,
+    META,
+    PROGRESS,
+    READY,
+    RESULT,
+    RETENTION,
+    RUN,
+    S_DEAD,
+    S_PENDING,
+    S_READY,
+    S_RUNNING,
+    S_SUCCEEDED,
+    SPEC,
+    UNIQUE,
+    UNIQUE_LONG,
+    WATCH,
+    claim_of,
+    counts_key,
+    expiry_of,
+    handle_for,
+    id_key,
+    meta_of,
+    pair_bytes,
+    purge_at,
+    queue_keys,
+    ready_key,
+    run_of,
+    seq_bytes,
+    spec_of,
+    terms_of,
+    unique_index_key,
+)
+from horae_storage.kv import MAX_KEY_BYTES, Row, View
+
+_DERIVED = ID + ID_LONG + LISTED + COUNTS + DUE + READY + WATCH + EXPIRY + RETENTION + UNIQUE + UNIQUE_LONG
+_BY_JOB = ERROR + PROGRESS + RESULT
+_KNOWN = _DERIVED + _BY_JOB + SPEC + RUN + CLAIM + CLAIM_LONG + CLAIM_SWEEP + META
+
+
+def check_invariants(view: View) -> list[str]:
+    """Findings, one a line; empty when all holds."""
+    rows = dict(every_row(view))
+    findings = [f"unknown table: {key!r}" for key in rows if key[0] not in _KNOWN]
+    findings += [f"key too long: {key!r}" for key in rows if len(key) > MAX_KEY_BYTES]
+    jobs = _jobs(rows, findings)
+    _check_derived(rows, jobs, findings)
+    _check_rows_by_job(rows, jobs, findings)
+    _check_claims(rows, findings)
+    _check_meta(rows, jobs, findings)
+    for seq, (spec, run) in jobs.items():
+        findings += [f"job {seq} ({spec.id}): {broken}" for broken in _broken(spec, run)]
+    return findings
+
+
+def _jobs(rows: dict[bytes, Row], findings: list[str]) -> dict[int, tuple[JobSpec, Run]]:
+    specs = {key[1:]: spec_of(row) for key, row in rows.items() if key[:1] == SPEC}
+    runs = {key[1:]: run_of(row) for key, row in rows.items() if key[:1] == RUN}
+    findings += [f"spec without run, or run without spec: {key!r}" for key in sorted(specs.keys() ^ runs.keys())]
+    both = sorted(specs.keys() & runs.keys())
+    return {int.from_bytes(key, "big"): (specs[key], runs[key]) for key in both}
+
+
+def _check_derived(rows: dict[bytes, Row], jobs: dict[int, tuple[JobSpec, Run]], findings: list[str]) -> None:
+    expected = _derived_rows(jobs)
+    found = {key: row for key, row in rows.items() if key[0] in _DERIVED}
+    findings += [f"index row leaked: {key!r} -> {row}" for key, row in found.items() if key not in expected]
+    findings += [f"index row missing: {key!r} -> {row}" for key, row in expected.items() if key not in found]
+    for key, row in expected.items():
+        if key in found and tuple(found[key]) != tuple(row):
+            findings.append(f"index row differs: {key!r} -> {found[key]}, expected {row}")
+
+
+def _derived_rows(jobs: dict[int, tuple[JobSpec, Run]]) -> dict[bytes, Row]:
+    expected: dict[bytes, Row] = {}
+    counts: dict[str, list[int]] = {}
+    for seq, (spec, run) in jobs.items():
+        expected[id_key(spec.id)] = handle_for(seq, spec)
+        expected[queue_keys(spec.queue).listed[run.state] + seq_bytes(seq)] = ()
+        counts.setdefault(spec.queue, [0] * STATE_COUNT)[run.state] += 1
+        expected.update(_waiting_rows(seq, spec, run))
+        if run.state == S_RUNNING:
+            expected[WATCH + pair_bytes(run.watch, seq)] = ()
+        if run.state <= S_RUNNING and spec.unique_key is not None:
+            expected[unique_index_key(spec.queue, spec.unique_key)] = (seq,)
+        if run.state > S_RUNNING:
+            expected[RETENTION + pair_bytes(purge_at(run.finished_ms, spec.retention_ms), seq)] = ()
+    for queue, kept in counts.items():
+        expected[counts_key(queue)] = tuple(kept)
+    return expected
+
+
+def _waiting_rows(seq: int, spec: JobSpec, run: Run) -> dict[bytes, Row]:
+    expected: dict[bytes, Row] = {}
+    if run.state == S_PENDING:
+        expected[DUE + pair_bytes(run.due_ms, seq)] = terms_of(spec)
+    if run.state == S_READY:
+        expected[ready_key(queue_keys(spec.queue), spec.priority, run.due_ms, seq)] = terms_of(spec)
+    expires_at_ms = expiry_of(run, spec.expires_at_ms)
+    if expires_at_ms is not None:
+        expected[EXPIRY + pair_bytes(expires_at_ms, seq)] = ()
+    return expected
+
+
+def _check_rows_by_job(rows: dict[bytes, Row], jobs: dict[int, tuple[JobSpec, Run]], findings: list[str]) -> None:
+    errors: dict[int, int] = {}
+    for key in rows:
+        if key[0] in _BY_JOB:
+            seq = int.from_bytes(key[1:9], "big")
+            if seq not in jobs:
+                findings.append(f"row of a job that is gone: {key!r}")
+            elif key[:1] == ERROR:
+                errors[seq] = errors.get(seq, 0) + 1
+            elif key[:1] == RESULT and jobs[seq][1].state != S_SUCCEEDED:
+                findings.append(f"result of a job that did not succeed: {seq}")
+    findings += [f"job {seq} keeps {kept} errors" for seq, kept in errors.items() if kept > ERRORS_KEPT]
+
+
+def _check_claims(rows: dict[bytes, Row], findings: list[str]) -> None:
+    records = {key: claim_of(row) for key, row in rows.items() if key[:1] in (CLAIM, CLAIM_LONG)}
+    sweeps = {key for key in rows if key[:1] == CLAIM_SWEEP}
+    expected = {CLAIM_SWEEP + seq_bytes(record.sweep_at) + key for key, record in records.items()}
+    findings += [f"claim and sweep rows differ: {key!r}" for key in sorted(sweeps ^ expected)]
+
+
+def _check_meta(rows: dict[bytes, Row], jobs: dict[int, tuple[JobSpec, Run]], findings: list[str]) -> None:
+    row = rows.get(META)
+    if row is None:
+        findings += ["no meta row"] if rows else []
+        return
+    meta = meta_of(row)
+    if jobs and max(jobs) > meta.job_seq:
+        findings.append(f"job {max(jobs)} past the last number given, {meta.job_seq}")
+    for seq, (_, run) in jobs.items():
+        if run.version > meta.applied_index or run.token > meta.applied_index:
+            findings.append(f"job {seq}: version {run.version} or token {run.token} past index {meta.applied_index}")
+
+
+def _broken(spec: JobSpec, run: Run) -> list[str]:
+    """Rules within one job's record."""
+    running = run.state == S_RUNNING
+    return [text for text, holds in _RULES.items() if not holds(spec, run, running)]
+
+
+_RULES: dict[str, Callable[[JobSpec, Run, bool], bool]] = {
+    "lease, time-out and watch are set exactly while running": lambda _, run, running: (
+        (run.lease_end > 0) == (run.timeout_end > 0) == (run.watch > 0) == running
+    ),
+    "the watch is not later than the deadline": lambda _, run, running: (
+        run.watch <= min(run.lease_end, run.timeout_end)
+    ),
+    "a running attempt has no ending": lambda _, run, running: not running or run.ending == NONE,
+    "a running attempt has a token": lambda _, run, running: not running or run.token > 0,
+    "finished_ms is set exactly when finished": lambda _, run, running: (
+        (run.finished_ms > 0) == (run.state > S_RUNNING) or run.created_ms == 0
+    ),
+    "only a running or finished job has a cancel requested": lambda _, run, running: (
+        not run.cancel_requested or run.state >= S_RUNNING
+    ),
+    "a waiting or running job may fail once more": lambda spec, run, _: (
+        run.state > S_RUNNING or (run.failures < spec.max_attempts and run.lost <= spec.max_lost)
+    ),
+    "failures are not more than attempts allow": lambda spec, run, _: run.failures <= max(spec.max_attempts, 1),
+    "dead has a reason, nothing else has": lambda _, run, running: bool(run.dead_reason) == (run.state == S_DEAD),
+}

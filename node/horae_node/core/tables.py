@@ -1,0 +1,162 @@
+"""Where everything lies: the keys of the tables and indexes, and the small rows that the indexes carry.
+
+One prefix byte a table, then big-endian integers, so that byte order is number order. A queue's name is followed by
+NUL, which no name contains, so that one queue's range never holds another's rows. Index rows carry what the next
+transition needs (`JobTerms`, `JobHandle`), so that no hot path decodes a spec with its payload.
+Not here: reading or writing. Next to read: `evolve.py` (the only writer), `views.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from hashlib import blake2b
+from struct import Struct
+from typing import NamedTuple, cast
+
+from horae_node.core.model import STATE_COUNT, AttemptError, JobSpec, Meta, QueueCounts, Run, State
+from horae_storage.kv import Row
+
+CLAIM = b"k"  # worker, NUL, claim id -> (sweep moment, grants)
+CLAIM_LONG = b"K"
+CLAIM_SWEEP = b"j"  # lease-clock moment, claim key -> ()
+COUNTS = b"c"  # queue -> QueueCounts
+DUE = b"d"  # due_ms, seq -> JobTerms; pending jobs
+ERROR = b"e"  # seq, token -> AttemptError
+EXPIRY = b"x"  # expires_at_ms, seq -> (); jobs that wait for their first start
+ID = b"i"  # job id -> JobHandle
+ID_LONG = b"I"
+LISTED = b"l"  # queue, NUL, state, seq -> ()
+META = b"m"
+PROGRESS = b"p"  # seq -> (JSON text,)
+READY = b"q"  # queue, NUL, inverted priority, due_ms, seq -> JobTerms
+RESULT = b"o"  # seq -> (JSON text,)
+RETENTION = b"z"  # purge moment, seq -> (); finished jobs
+RUN = b"r"  # seq -> Run
+SPEC = b"s"  # seq -> JobSpec
+UNIQUE = b"u"  # queue, NUL, unique key -> (seq,); unfinished jobs
+UNIQUE_LONG = b"U"
+WATCH = b"w"  # lease-clock moment, seq -> (); running jobs
+
+# Plain ints: an enum's attribute costs more than the comparison that it serves.
+S_PENDING = int(State.PENDING)
+S_READY = int(State.READY)
+S_RUNNING = int(State.RUNNING)
+S_SUCCEEDED = int(State.SUCCEEDED)
+S_DEAD = int(State.DEAD)
+S_CANCELLED = int(State.CANCELLED)
+S_EXPIRED = int(State.EXPIRED)
+
+PRIORITY_MAX = 100
+TEXT_BYTES_MAX = 200
+"""Longer ids and keys are stored by their digest: 200 characters may be 800 bytes, past the store's key limit."""
+HOUSEKEEPING_MS = 1000
+"""Purges and claim sweeps fall on multiples of this: a busy cluster tidies once a second, not once a job."""
+ERRORS_KEPT = 20
+
+
+class JobHandle(NamedTuple):
+    """The row under a job's id: its number, and what an ending needs to know of the spec."""
+
+    seq: int
+    queue: str
+    retention_ms: int
+    unique_key: str | None
+
+
+class JobTerms(NamedTuple):
+    """The row of a waiting job in `DUE` and `READY`: what making it ready and granting it need of the spec."""
+
+    queue: str
+    priority: int
+    lease_ms: int
+    timeout_ms: int
+    expires_at_ms: int | None
+
+
+class ClaimRecord(NamedTuple):
+    """What a claim id was given. Kept while one of its leases lives; `sweep_at` is on the lease clock."""
+
+    sweep_at: int
+    grants: tuple[tuple[int, int], ...]  # (seq, token)
+
+
+class QueueKeys(NamedTuple):
+    """The key prefixes of one queue."""
+
+    ready: bytes
+    ready_stop: bytes
+    listed: tuple[bytes, ...]  # by state
+
+
+# A row is the record: these give its type back without the checks of the generated constructors (a third of the cost).
+run_of = cast(Callable[[Row], Run], partial(tuple.__new__, Run))
+spec_of = cast(Callable[[Row], JobSpec], partial(tuple.__new__, JobSpec))
+meta_of = cast(Callable[[Row], Meta], partial(tuple.__new__, Meta))
+counts_of = cast(Callable[[Row], QueueCounts], partial(tuple.__new__, QueueCounts))
+error_of = cast(Callable[[Row], AttemptError], partial(tuple.__new__, AttemptError))
+handle_of = cast(Callable[[Row], JobHandle], partial(tuple.__new__, JobHandle))
+terms_of_row = cast(Callable[[Row], JobTerms], partial(tuple.__new__, JobTerms))
+claim_of = cast(Callable[[Row], ClaimRecord], partial(tuple.__new__, ClaimRecord))
+
+seq_bytes: Callable[[int], bytes] = Struct(">Q").pack
+pair_bytes: Callable[[int, int], bytes] = Struct(">QQ").pack
+"""(moment, seq), or (seq, token)."""
+_ready_tail: Callable[[int, int, int], bytes] = Struct(">BQQ").pack
+
+
+def terms_of(spec: JobSpec) -> JobTerms:
+    return JobTerms(spec.queue, spec.priority, spec.lease_ms, spec.timeout_ms, spec.expires_at_ms)
+
+
+def handle_for(seq: int, spec: JobSpec) -> JobHandle:
+    return JobHandle(seq, spec.queue, spec.retention_ms, spec.unique_key)
+
+
+@lru_cache(maxsize=8192)
+def queue_keys(queue: str) -> QueueKeys:
+    name = queue.encode()
+    listed = tuple(LISTED + name + b"\0" + bytes((state,)) for state in range(STATE_COUNT))
+    return QueueKeys(READY + name + b"\0", READY + name + b"\1", listed)
+
+
+def id_key(job_id: str) -> bytes:
+    raw = job_id.encode()
+    return ID + raw if len(raw) <= TEXT_BYTES_MAX else ID_LONG + _short(raw)
+
+
+def unique_index_key(queue: str, unique_key: str) -> bytes:
+    raw = unique_key.encode()
+    prefix = queue.encode() + b"\0"
+    return UNIQUE + prefix + raw if len(raw) <= TEXT_BYTES_MAX else UNIQUE_LONG + prefix + _short(raw)
+
+
+def claim_key(worker: str, claim_id: str) -> bytes:
+    raw = worker.encode() + b"\0" + claim_id.encode()
+    return CLAIM + raw if len(raw) <= TEXT_BYTES_MAX else CLAIM_LONG + _short(raw)
+
+
+def ready_key(keys: QueueKeys, priority: int, due_ms: int, seq: int) -> bytes:
+    return keys.ready + _ready_tail(PRIORITY_MAX - priority, due_ms, seq)
+
+
+def counts_key(queue: str) -> bytes:
+    return COUNTS + queue.encode()
+
+
+def purge_at(finished_ms: int, retention_ms: int) -> int:
+    """The moment after which a finished job's record goes, rounded up to the housekeeping step."""
+    return round_up(finished_ms + retention_ms)
+
+
+def round_up(moment: int) -> int:
+    return -(-moment // HOUSEKEEPING_MS) * HOUSEKEEPING_MS
+
+
+def expiry_of(run: Run, expires_at_ms: int | None) -> int | None:
+    """When a job in this condition expires. Only one that waits for its first start can: a started one is retried."""
+    return expires_at_ms if expires_at_ms is not None and run.state <= S_READY and run.attempt == 0 else None
+
+
+def _short(raw: bytes) -> bytes:
+    return blake2b(raw, digest_size=32).digest()

@@ -1,0 +1,180 @@
+"""What others may read of the state, without knowing a key: the service, the leader, the metrics.
+
+Every function takes any `View` (the open transaction, or a read transaction off the loop) and does bounded work.
+Not here: linearizability (the caller's barrier), rendering (the service).
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heapreplace, nlargest
+
+from horae_node.core.machine import Deadline, next_deadline
+from horae_node.core.model import FIRST_META, STATE_COUNT, AttemptError, JobSpec, Meta, QueueCounts, Run
+from horae_node.core.tables import (
+    COUNTS,
+    DUE,
+    ERROR,
+    ERRORS_KEPT,
+    META,
+    PROGRESS,
+    RESULT,
+    RUN,
+    SPEC,
+    counts_key,
+    counts_of,
+    error_of,
+    id_key,
+    meta_of,
+    queue_keys,
+    run_of,
+    seq_bytes,
+    spec_of,
+)
+from horae_storage.kv import View
+
+__all__ = [
+    "Deadline",
+    "all_counts",
+    "counts",
+    "due_queues",
+    "errors",
+    "job_seq",
+    "last_error",
+    "list_jobs",
+    "meta",
+    "next_deadline",
+    "progress",
+    "queue_names",
+    "ready_count",
+    "result",
+    "run",
+    "spec",
+]
+
+SEQ_MAX = 2**64 - 1
+_PAGE = 1000
+
+
+def meta(view: View) -> Meta:
+    row = view.get(META)
+    return FIRST_META if row is None else meta_of(row)
+
+
+def job_seq(view: View, job_id: str) -> int | None:
+    row = view.get(id_key(job_id))
+    return None if row is None else row[0]
+
+
+def spec(view: View, seq: int) -> JobSpec | None:
+    """None when the job is gone (purged or deleted)."""
+    row = view.get(SPEC + seq_bytes(seq))
+    return None if row is None else spec_of(row)
+
+
+def run(view: View, seq: int) -> Run | None:
+    row = view.get(RUN + seq_bytes(seq))
+    return None if row is None else run_of(row)
+
+
+def errors(view: View, seq: int) -> list[AttemptError]:
+    """Of the last 20 attempts that failed or were lost, oldest first."""
+    prefix = ERROR + seq_bytes(seq)
+    return [error_of(row) for _, row in view.scan(prefix, prefix + b"\xff" * 9, limit=ERRORS_KEPT)]
+
+
+def last_error(view: View, seq: int) -> AttemptError | None:
+    prefix = ERROR + seq_bytes(seq)
+    rows = view.scan(prefix, prefix + b"\xff" * 9, limit=1, reverse=True)
+    return error_of(rows[0][1]) if rows else None
+
+
+def progress(view: View, seq: int) -> bytes | None:
+    row = view.get(PROGRESS + seq_bytes(seq))
+    return None if row is None else row[0]
+
+
+def result(view: View, seq: int) -> bytes | None:
+    row = view.get(RESULT + seq_bytes(seq))
+    return None if row is None else row[0]
+
+
+def counts(view: View, queue: str) -> QueueCounts:
+    """Jobs of a queue by state; all zero for a queue without jobs."""
+    row = view.get(counts_key(queue))
+    return QueueCounts() if row is None else counts_of(row)
+
+
+def ready_count(view: View, queue: str) -> int:
+    row = view.get(counts_key(queue))
+    return 0 if row is None else counts_of(row).ready
+
+
+def queue_names(view: View, after: str, limit: int) -> list[str]:
+    """Queues that hold any job, by name, those after `after` ("" = from the first)."""
+    start = counts_key(after) + b"\0" if after else COUNTS
+    return [key[1:].decode() for key in view.keys(start, COUNTS + b"\xff", limit=limit)]
+
+
+def all_counts(view: View) -> dict[str, QueueCounts]:
+    """Every queue that holds any job, by name: as much work as there are queues."""
+    found: dict[str, QueueCounts] = {}
+    start = COUNTS
+    while True:
+        rows = view.scan(start, COUNTS + b"\xff", limit=_PAGE)
+        for key, row in rows:
+            found[key[1:].decode()] = counts_of(row)
+        if len(rows) < _PAGE:
+            return found
+        start = rows[-1][0] + b"\0"
+
+
+def due_queues(view: View, now_ms: int, limit: int) -> dict[str, int]:
+    """By queue, how many pending jobs an `AdvanceTime` at `now_ms` would make ready; of the first `limit` due."""
+    found: dict[str, int] = {}
+    for _, row in view.scan(DUE, DUE + seq_bytes(now_ms + 1), limit=limit):
+        queue = row[0]
+        found[queue] = found.get(queue, 0) + 1
+    return found
+
+
+def list_jobs(view: View, queue: str | None, state: int | None, before_seq: int | None, limit: int) -> list[int]:
+    """Job numbers, newest first, below `before_seq` (None = from the newest), at most `limit` (>= 1).
+
+    A short page is the last one. Work: `limit` rows; with `queue` alone times the states; with `state` alone plus one
+    look-up for each queue that holds such a job.
+    """
+    before = SEQ_MAX if before_seq is None else max(before_seq, 0)
+    if queue is None and state is None:
+        return _newest(view, RUN, before, limit)
+    if queue is None:
+        assert state is not None
+        having = [name for name, kept in all_counts(view).items() if kept[state]]
+        return _merge_newest(view, [queue_keys(name).listed[state] for name in having], before, limit)
+    listed = queue_keys(queue).listed
+    if state is not None:
+        return _newest(view, listed[state], before, limit)
+    pages = [_newest(view, listed[each], before, limit) for each in range(STATE_COUNT)]
+    return nlargest(limit, [seq for page in pages for seq in page])
+
+
+def _newest(view: View, prefix: bytes, before: int, limit: int) -> list[int]:
+    keys = view.keys(prefix, prefix + seq_bytes(before), limit=limit, reverse=True)
+    return [int.from_bytes(key[-8:], "big") for key in keys]
+
+
+def _merge_newest(view: View, prefixes: list[bytes], before: int, limit: int) -> list[int]:
+    """Newest first over many lists, one look-up a list and one a job taken."""
+    heads: list[tuple[int, bytes]] = []
+    for prefix in prefixes:
+        heads.extend((-seq, prefix) for seq in _newest(view, prefix, before, 1))
+    heapify(heads)
+    taken: list[int] = []
+    while heads and len(taken) < limit:
+        seq, prefix = -heads[0][0], heads[0][1]
+        taken.append(seq)
+        following = _newest(view, prefix, seq, 1)
+        if following:
+            heapreplace(heads, (-following[0], prefix))
+        else:
+            heappop(heads)
+    return taken
