@@ -40,12 +40,15 @@ class Child:
         env: Mapping[str, str],
         say: Callable[[str, str], None],
         refused: asyncio.Event,
+        *,
+        restart_first_s: float = RESTART_FIRST_S,
     ) -> None:
         self.name = name
         self.process: asyncio.subprocess.Process | None = None
         self.settled = False
         """Set by the owner once the child was seen to work: from then on exit code 2 is a death as any other."""
         self._refused = refused
+        self._restart_first_s = restart_first_s
         self._argv = [sys.executable, "-m", "horae_http.children", str(os.getpid()), module, *args]
         self._env = dict(env)
         self._say = say
@@ -54,7 +57,7 @@ class Child:
 
     async def supervise(self) -> None:
         """Start, pass its lines on, start again; returns after `stop()` or a refused start."""
-        delay_s = RESTART_FIRST_S
+        delay_s = self._restart_first_s
         loop = asyncio.get_running_loop()
         try:
             while not self._stopping.is_set():
@@ -65,7 +68,7 @@ class Child:
                 if code == EXIT_REFUSED and not self.settled:
                     self._refused.set()
                     return
-                delay_s = RESTART_FIRST_S if loop.time() - started > RESTART_MAX_S else delay_s
+                delay_s = self._restart_first_s if loop.time() - started > RESTART_MAX_S else delay_s
                 self._say("dev", f"{self.name} ended by itself ({_how(code)}); it starts again in {delay_s:g} s")
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), delay_s)

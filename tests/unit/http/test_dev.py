@@ -1,0 +1,124 @@
+"""`horae dev`: its directory, ports and flags, and what it refuses with the fix. A whole run: an integration test."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from horae_http import dev, dev_place
+from horae_http.dev_place import DevOptions
+from horae_node.config import load_config
+from horae_node.errors import ConfigError
+
+
+def options(tmp_path: Path, **given: object) -> DevOptions:
+    return DevOptions(**({"data_dir": tmp_path / ".horae"} | given))  # type: ignore[arg-type]
+
+
+def held_port() -> socket.socket:
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    sock.listen(1)
+    return sock
+
+
+def test_the_flags_of_each_node_are_a_valid_configuration(tmp_path):
+    chosen = options(tmp_path, nodes=3, port=17070)
+    args = dev_place.node_args(chosen, [18071, 18072, 18073])
+    assert list(args) == ["n1", "n2", "n3"]
+    for name, (command, *flags) in args.items():
+        assert command == "node"
+        pairs = (flag.removeprefix("--").split("=", 1) for flag in flags)
+        config = load_config(flags={key.replace("-", "_"): value for key, value in pairs})
+        assert config.node_id == name
+        assert [member.http_url for member in config.members] == list(chosen.urls.values())
+        assert config.data_dir == tmp_path / ".horae" / name
+
+
+def test_raft_ports_are_free_and_distinct(tmp_path):
+    with held_port() as taken:
+        port = taken.getsockname()[1]
+        base = port - dev_place.RAFT_PORT_OFFSET
+        ports = dev_place.choose_raft_ports(options(tmp_path, nodes=5, port=base))
+    assert len(set(ports)) == 5
+    assert port not in ports
+
+
+def test_raft_ports_stay_in_range_for_a_high_port(tmp_path):
+    ports = dev_place.choose_raft_ports(options(tmp_path, nodes=3, port=65533))
+    assert max(ports) < 65533
+
+
+def test_a_port_in_use_is_refused_with_the_fix(tmp_path):
+    with held_port() as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} is in use: .* --port"):
+            dev_place.require_free_ports(options(tmp_path, nodes=1, port=port))
+
+
+def test_ports_past_the_last_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="leaves no room for 3 ports"):
+        dev_place.require_free_ports(options(tmp_path, nodes=3, port=65535))
+
+
+def test_the_same_number_of_nodes_may_start_again(tmp_path):
+    for _ in range(2):
+        with dev_place.own_data_dir(options(tmp_path, nodes=3)):
+            assert (tmp_path / ".horae").is_dir()
+
+
+def test_another_number_of_nodes_over_the_same_data_is_refused(tmp_path):
+    with dev_place.own_data_dir(options(tmp_path, nodes=3)):
+        pass
+    with pytest.raises(ConfigError, match="holds a cluster of 3 nodes, not 1: start it with --nodes 3"):  # noqa: SIM117
+        with dev_place.own_data_dir(options(tmp_path, nodes=1)):
+            pass
+
+
+def test_a_second_run_over_the_same_data_is_refused(tmp_path):
+    with dev_place.own_data_dir(options(tmp_path)), pytest.raises(ConfigError, match="in use by another horae dev"):  # noqa: SIM117
+        with dev_place.own_data_dir(options(tmp_path)):
+            pass
+
+
+def test_a_broken_layout_file_is_refused(tmp_path):
+    (tmp_path / ".horae").mkdir()
+    (tmp_path / ".horae" / "dev.json").write_text("[]")
+    with pytest.raises(ConfigError, match="cannot be read"), dev_place.own_data_dir(options(tmp_path)):
+        pass
+
+
+def test_a_data_directory_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / ".horae").write_text("")
+    with pytest.raises(ConfigError, match="cannot be used"), dev_place.own_data_dir(options(tmp_path)):
+        pass
+
+
+def test_a_refusal_is_one_line_and_exit_code_2(tmp_path, capsys):
+    with held_port() as taken:
+        code = dev.run_dev(options(tmp_path, nodes=1, port=taken.getsockname()[1]))
+    assert code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_children_see_no_keys_of_the_environment():
+    env = dev_place.child_env({"HORAE_TOKENS": "x", "HORAE_URL": "y", "PATH": "/bin"})
+    assert env == {"PATH": "/bin", "PYTHONUNBUFFERED": "1"}
+
+
+def test_the_welcome_names_every_node_and_the_next_commands(tmp_path):
+    text = dev.welcome(options(tmp_path, port=9000), "n2", {"n1": 11, "n2": 22, "n3": 33})
+    for part in ("n1  http://127.0.0.1:9000  pid 11", "n2  http://127.0.0.1:9001  pid 22  leader", "kill -9 22"):
+        assert part in text
+    assert "--url http://127.0.0.1:9000" in text
+    assert "--url" not in dev.welcome(options(tmp_path), None, {})
+
+
+def test_the_command_refuses_two_nodes():
+    from horae_http.cli import dev as command
+
+    answer = CliRunner().invoke(command, ["--nodes", "2"])
+    assert answer.exit_code == 2
