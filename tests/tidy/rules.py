@@ -6,6 +6,7 @@ Not here: which files exist (`test_tidy.py` walks them, and shows each rule a ba
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,8 @@ STANDARD_LIBRARY_OF_CORE: Final = frozenset(
 )
 WORKPLACE_WORDS: Final = tuple("".join(pair) for pair in (("/wo", "rk/"), ("/ro", "ot/"), ("/tmp", "/bash_jobs")))
 LINES_MAX: Final = 70
+_ROOT: Final = re.compile(r"\b(root|handler|as above)\b")
+"""A task's root, or the border to a user's handler, which may raise anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,16 +216,28 @@ def check_function_length(module: Module) -> list[str]:
 
 
 def check_broad_except(module: Module) -> list[str]:
-    """`except Exception` (or wider) only to raise it again, or where its line says that it is a task's root."""
+    """`except Exception` (or wider) only to raise it again, or at a root or a user's handler: a comment or docstring says so."""
     lines = module.text.splitlines()
+    roots = {
+        handler
+        for function in ast.walk(module.tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        and _ROOT.search(ast.get_docstring(function) or "")
+        for handler in _line_numbers_of_handlers(function)
+    }
     return [
-        f"{module.name}:{node.lineno}: catches everything: name the error, or say '# root:' and why"
+        f"{module.name}:{node.lineno}: catches everything: name the error, or say of what task or handler this is the root"
         for node in ast.walk(module.tree)
         if isinstance(node, ast.ExceptHandler)
         and _is_broad(node.type)
         and not _raises_again(node)
-        and "# root:" not in lines[node.lineno - 1]
+        and node.lineno not in roots
+        and not _ROOT.search(lines[node.lineno - 1].partition("#")[2])
     ]
+
+
+def _line_numbers_of_handlers(function: ast.AST) -> Iterator[int]:
+    return (node.lineno for node in ast.walk(function) if isinstance(node, ast.ExceptHandler))
 
 
 def _is_broad(caught: ast.expr | None) -> bool:

@@ -103,7 +103,12 @@ GOOD: list[tuple[Rule, str, str]] = [
     (rules.check_core_purity, "horae_node.core.x", "for a in sorted(set(b)):\n    c = a // 2"),
     (rules.check_function_length, "horae_node.x", "def f():\n" + "    pass\n" * 69),
     (rules.check_broad_except, "horae_node.x", "try:\n    f()\nexcept BaseException:\n    g()\n    raise"),
-    (rules.check_broad_except, "horae_node.x", "try:\n    f()\nexcept Exception:  # root: ends the node\n    raise"),
+    (rules.check_broad_except, "horae_node.x", "try:\n    f()\nexcept Exception:  # root: ends it\n    end()"),
+    (
+        rules.check_broad_except,
+        "horae.x",
+        "def f():\n    'The root of a task.'\n    try:\n        g()\n    except Exception:\n        h()",
+    ),
 ]
 
 
