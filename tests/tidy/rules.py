@@ -216,7 +216,7 @@ def check_function_length(module: Module) -> list[str]:
 
 
 def check_broad_except(module: Module) -> list[str]:
-    """`except Exception` (or wider) only to raise it again, or at a root or a user's handler: a comment or docstring says so."""
+    """`except Exception` (or wider) only to raise it again, or at a root or a user's handler, where that is said."""
     lines = module.text.splitlines()
     roots = {
         handler
@@ -226,7 +226,7 @@ def check_broad_except(module: Module) -> list[str]:
         for handler in _line_numbers_of_handlers(function)
     }
     return [
-        f"{module.name}:{node.lineno}: catches everything: name the error, or say of what task or handler this is the root"
+        f"{module.name}:{node.lineno}: catches everything: name the error, or say of what it is the root"
         for node in ast.walk(module.tree)
         if isinstance(node, ast.ExceptHandler)
         and _is_broad(node.type)
