@@ -70,7 +70,8 @@ def decide_release(ctx: Context, command: ReleaseJob) -> Decision:
     else:
         after = waiting(
             run,
-            due_ms=ctx.now_ms + command.delay_ms,
+            # Handed back at once, it keeps its place in the line: nothing has happened.
+            due_ms=ctx.now_ms + command.delay_ms if command.delay_ms else run.due_ms,
             now_ms=ctx.now_ms,
             attempt=run.attempt - 1,
             failures=run.failures,

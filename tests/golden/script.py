@@ -1,0 +1,162 @@
+"""Golden scripts: commands in a readable form, and what the machine answers and keeps.
+
+A script is a row of blocks, apart by an empty line. A block's lines down to `----` are one entry: a command each, as
+`verb job key=value …`; before them `now MS`, `lease MS`, `epoch N` set what later headers say (`+MS` moves on).
+Below `----` the expected: one line a command, `wakes` with the queues that gained work, and each job that changed, with
+every field that is not at rest. A block without `----` is comment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from horae_node.core import views
+from horae_node.core.commands import (
+    AdvanceTime,
+    CancelJob,
+    ClaimJobs,
+    Command,
+    CompleteJob,
+    DeleteJob,
+    FailJob,
+    HeartbeatLease,
+    Nothing,
+    OpenEpoch,
+    ReleaseJob,
+    RequeueJob,
+    RunJobNow,
+    SubmitBatch,
+    SubmitJob,
+)
+from horae_node.core.model import Ending, Run, State
+from horae_node.core.results import EntryOutcome, Outcome
+from tests.unit.core.world import World, make_spec
+
+RULE = "----"
+SPEC_TEXTS = {"task", "queue", "unique_key", "concurrency_key", "schedule_id"}
+Options = dict[str, str]
+
+
+def run_script(text: str) -> str:
+    """The script with every expected part as the machine answers now."""
+    world = World(open_epoch=False)
+    world.now_ms = 0
+    blocks = [block.strip("\n") for block in text.strip("\n").split("\n\n")]
+    return "\n\n".join(_run_block(world, block) for block in blocks) + "\n"
+
+
+def _run_block(world: World, block: str) -> str:
+    asked, rule, _ = block.partition(RULE)
+    if not rule:
+        return block
+    commands: list[Command] = []
+    for line in asked.strip().splitlines():
+        verb, *words = line.split()
+        if verb in ("now", "lease", "epoch"):
+            _set_header(world, verb, words[0])
+        elif verb != "#":
+            commands.append(_command(verb, words))
+    before = _jobs(world)
+    entry = world.apply(*commands)
+    lines = [f"{world.index} {_outcome(outcome)}" for outcome in entry.outcomes]
+    return "\n".join([asked.strip(), RULE, *lines, *_effects(world, before, entry)])
+
+
+def _set_header(world: World, verb: str, value: str) -> None:
+    name = {"now": "now_ms", "lease": "lease_clock", "epoch": "epoch"}[verb]
+    setattr(world, name, (getattr(world, name) if value[0] == "+" else 0) + int(value))
+
+
+# ---------------------------------------------------------------- commands
+
+
+def _command(verb: str, words: list[str]) -> Command:
+    if verb == "batch":
+        return SubmitBatch(tuple(_submit(part.split()) for part in " ".join(words).split("|")))
+    return _COMMANDS[verb](*_named(words)) if verb != "submit" else _submit(words)
+
+
+def _named(words: list[str]) -> tuple[str, Options]:
+    name = words.pop(0) if words and "=" not in words[0] else ""
+    return name, dict(word.split("=", 1) for word in words)
+
+
+def _submit(words: list[str]) -> SubmitJob:
+    job_id, options = _named(words)
+    run_at = options.pop("run_at_ms", None)
+    delay_ms = int(options.pop("delay_ms", "0"))
+    content = options.pop("content", "")
+    given: dict[str, Any] = {key: value if key in SPEC_TEXTS else int(value) for key, value in options.items()}
+    run_at_ms = None if run_at is None else int(run_at)
+    return SubmitJob(make_spec(job_id, **given), run_at_ms, delay_ms, content.encode().ljust(16) if content else b"")
+
+
+def _claim(worker: str, o: Options) -> Command:
+    lease_ms = int(o["lease_ms"]) if "lease_ms" in o else None
+    queues = tuple(o.get("queues", "default").split(","))
+    return ClaimJobs(worker, queues, int(o.get("max", "1")), lease_ms, o.get("id", ""))
+
+
+def _fail(job_id: str, o: Options) -> Command:
+    retry_in_ms = int(o["retry_in_ms"]) if "retry_in_ms" in o else None
+    retry = o.get("retry", "yes") == "yes"
+    return FailJob(job_id, int(o["token"]), o.get("type", "Error"), o.get("message", ""), "", retry, retry_in_ms)
+
+
+def _bytes(o: Options, key: str) -> bytes | None:
+    return o[key].encode() if key in o else None
+
+
+_COMMANDS: dict[str, Callable[[str, Options], Command]] = {
+    "open_epoch": lambda name, o: OpenEpoch(name, int(o["previous"])),
+    "claim": _claim,
+    "heartbeat": lambda name, o: HeartbeatLease(name, int(o["token"]), _bytes(o, "progress")),
+    "complete": lambda name, o: CompleteJob(name, int(o["token"]), _bytes(o, "result")),
+    "fail": _fail,
+    "release": lambda name, o: ReleaseJob(name, int(o["token"]), int(o.get("delay_ms", 0)), _bytes(o, "progress")),
+    "cancel": lambda name, o: CancelJob(name),
+    "requeue": lambda name, o: RequeueJob(name),
+    "run_now": lambda name, o: RunJobNow(name),
+    "delete": lambda name, o: DeleteJob(name),
+    "advance": lambda name, o: AdvanceTime(int(o.get("limit", "100"))),
+    "nothing": lambda name, o: Nothing(),
+}
+
+
+# ---------------------------------------------------------------- answers
+
+
+def _outcome(outcome: Outcome) -> str:
+    fields = " ".join(f"{name}={value!r}" for name, value in zip(outcome._fields, outcome, strict=True))
+    return f"{type(outcome).__name__} {fields}"
+
+
+def _effects(world: World, before: dict[str, tuple[Run, int]], entry: EntryOutcome) -> list[str]:
+    lines = [f"wakes {' '.join(entry.ready_queues)}"] if entry.ready_queues else []
+    after = _jobs(world)
+    lines += [_job_line(world, job_id, *job) for job_id, job in after.items() if before.get(job_id) != job]
+    return lines + [f"{job_id}: gone" for job_id in before if job_id not in after]
+
+
+def _jobs(world: World) -> dict[str, tuple[Run, int]]:
+    found = {}
+    for seq in sorted(views.list_jobs(world.txn, None, None, None, 1000)):
+        spec, run = views.spec(world.txn, seq), views.run(world.txn, seq)
+        assert spec is not None
+        assert run is not None
+        found[spec.id] = (run, seq)
+    return found
+
+
+def _job_line(world: World, job_id: str, run: Run, seq: int) -> str:
+    fields = run._asdict()
+    for hidden in ("state", "version", "content_hash", "first_due_ms", "watch"):
+        del fields[hidden]
+    fields["ending"] = "" if run.ending == Ending.NONE else Ending(run.ending).name.lower()
+    shown = [f"{name}={value}" for name, value in fields.items() if value]
+    for name, value in (("progress", views.progress(world.txn, seq)), ("result", views.result(world.txn, seq))):
+        shown += [f"{name}={value.decode()}"] if value is not None else []
+    errors = [f"{error.attempt}:{error.type}" for error in views.errors(world.txn, seq)]
+    shown += [f"errors={','.join(errors)}"] if errors else []
+    return f"{job_id}: {State(run.state).name.lower()} {' '.join(shown)}".rstrip()
