@@ -1,0 +1,421 @@
+"""The client: every call of the contract for jobs, each safe to repeat and repeated by itself until its deadline.
+
+Not here: connections and fail-over (`transport.py`), the blocking form (`blocking.py`), running jobs (`worker.py`).
+Next to read: `jobs.py` for the shapes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Self, Unpack
+from urllib.parse import quote, urlencode
+
+import msgspec
+from msgspec import Raw
+
+from horae import clock, codec, errors, wire
+from horae.ids import new_id
+from horae.jobs import Beat, Claim, Ended, Ending, Failure, Job, JobOptions, JobPage, NewJob, Renewal
+from horae.transport import Answer, Refusal, Transport
+
+DEFAULT_URL = "http://127.0.0.1:7070"
+DEADLINE_SECONDS = 30.0
+"""Long enough to outlast any fail-over many times, short enough that a person still waits for it."""
+_POLL_SECONDS = 20.0
+"""One long poll: proxies on the way commonly cut silence at 30 s or 60 s."""
+_BATCH_BYTES_MAX = wire.BODY_BYTES_MAX // 2
+"""Batches are cut well below the limit of a body: what they hold is measured, what surrounds it is not."""
+_AGAIN = frozenset({"rate_limited", "no_leader", "outcome_unknown", "shutting_down"})
+"""Item errors of a batch that a repeat with the same ids may mend."""
+_AGAIN_SECONDS = 0.2
+"""A leader that sheds single items of a batch is given this long before they are sent again."""
+
+
+class _Jobs(msgspec.Struct):
+    jobs: list[NewJob]
+
+
+class _Claims(msgspec.Struct):
+    jobs: list[Claim]
+
+
+class _BatchItem(msgspec.Struct):
+    job: Job | None = None
+    error: wire.Problem | None = None
+
+
+class _BatchAnswer(msgspec.Struct):
+    results: list[_BatchItem]
+
+
+class _Renewals(msgspec.Struct):
+    leases: list[Renewal]
+
+
+class _EndedList(msgspec.Struct):
+    leases: list[Ended]
+
+
+class AsyncClient:
+    """A client of one cluster, for one event loop. Use as `async with`, or `close()` it.
+
+    `urls`: base URLs of any of its nodes (one, several, or text with commas). `deadline_seconds`: how long a call may
+    take in all, over every retry, unless the call says otherwise. All methods raise `errors.RequestError` by code,
+    `OutcomeUnknown` or `Unreachable` at the deadline.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str] = DEFAULT_URL,
+        *,
+        token: str | None = None,
+        deadline_seconds: float = DEADLINE_SECONDS,
+        connections: int = 100,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._transport = Transport(url_list(urls), token=token, connections=connections, tls=tls)
+        self._deadline_seconds = deadline_seconds
+
+    async def close(self) -> None:
+        """Drop the connections. A call after it opens new ones."""
+        await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    # ------------------------------------------------------------ submitting
+
+    async def submit(
+        self,
+        task: str,
+        payload: Any = None,
+        *,
+        deadline_seconds: float | None = None,
+        **options: Unpack[JobOptions],
+    ) -> Job:
+        """Submit one job; it is durable when this returns. Without an `id` one is made, once for all retries.
+
+        `payload`: any JSON value. Raises: `Conflict` when the `id` belongs to a job with another content; TypeError
+        when the payload has no JSON form.
+        """
+        job = _filled(NewJob(task=task, payload=payload, **options))  # type: ignore[typeddict-item, unused-ignore]
+        answer = await self._call("POST", "/v1/jobs", codec.encode(job), deadline_seconds)
+        return answer.decode(Job)
+
+    async def submit_many(self, jobs: Iterable[NewJob], *, deadline_seconds: float | None = None) -> list[Job]:
+        """Submit many, at most 1000 a request, each with its own outcome; the jobs in the order given.
+
+        The deadline is that of each request. Raises: `PartlyRefused` at the end when some were refused (the others are
+        submitted).
+        """
+        results: list[Job | errors.RequestError] = []
+        pending = iter(jobs)
+        while chunk := [_filled(job) for job in islice(pending, wire.BATCH_JOBS_MAX)]:
+            for part in _parts(chunk):
+                results += await self._submit_batch(part, deadline_seconds)
+        done = [result for result in results if isinstance(result, Job)]
+        if len(done) != len(results):
+            raise errors.PartlyRefused(results)
+        return done
+
+    async def _submit_batch(
+        self, jobs: list[NewJob], deadline_seconds: float | None
+    ) -> list[Job | errors.RequestError]:
+        """One result a job. Items that met a passing trouble are sent again, with their ids, until the deadline."""
+        until = self._until(deadline_seconds)
+        results: list[Job | errors.RequestError | None] = [None] * len(jobs)
+        places = list(range(len(jobs)))
+        while True:
+            body = codec.encode(_Jobs([jobs[place] for place in places]))
+            answer = await self._call("POST", "/v1/jobs/batch", body, until=until)
+            for place, item in zip(places, answer.decode(_BatchAnswer).results, strict=True):
+                results[place] = item.job if item.job is not None else errors.error_of(_required(item.error))
+            places = [place for place in places if getattr(results[place], "code", "") in _AGAIN]
+            if not places or clock.monotonic() + _AGAIN_SECONDS >= until:
+                return [result for result in results if result is not None]
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    # ------------------------------------------------------------ reading
+
+    async def job(self, job_id: str, *, deadline_seconds: float | None = None) -> Job:
+        """Read one job. Raises: `NotFound`."""
+        return (await self._call("GET", _job_path(job_id), None, deadline_seconds)).decode(Job)
+
+    async def jobs_page(
+        self,
+        *,
+        queue: str | None = None,
+        state: str | None = None,
+        task: str | None = None,
+        schedule_id: str | None = None,
+        tag: str | None = None,
+        limit: int = 50,
+        cursor: str | None = None,
+        deadline_seconds: float | None = None,
+    ) -> JobPage:
+        """One page of jobs, newest first; hand its `next_cursor` back for the next. `tag` is `"key:value"`."""
+        named = {"queue": queue, "state": state, "task": task, "schedule_id": schedule_id, "tag": tag, "cursor": cursor}
+        query = urlencode({key: value for key, value in named.items() if value is not None} | {"limit": str(limit)})
+        return (await self._call("GET", f"/v1/jobs?{query}", None, deadline_seconds)).decode(JobPage)
+
+    async def jobs(
+        self,
+        *,
+        queue: str | None = None,
+        state: str | None = None,
+        task: str | None = None,
+        schedule_id: str | None = None,
+        tag: str | None = None,
+        page: int = 200,
+    ) -> AsyncIterator[Job]:
+        """All jobs that match, newest first, read a page at a time."""
+        cursor: str | None = None
+        while True:
+            got = await self.jobs_page(
+                queue=queue, state=state, task=task, schedule_id=schedule_id, tag=tag, limit=page, cursor=cursor
+            )
+            for job in got.jobs:
+                yield job
+            cursor = got.next_cursor
+            if cursor is None:
+                return
+
+    async def wait(self, job_id: str, *, wait_seconds: float | None = None) -> Job:
+        """The job as soon as it is finished. `wait_seconds` None: however long it takes (each poll has the deadline).
+
+        Raises: `NotFound`, `NotFinished` at the end of the wait.
+        """
+        until = None if wait_seconds is None else clock.monotonic() + wait_seconds
+        while True:
+            poll = _POLL_SECONDS if until is None else min(_POLL_SECONDS, max(0.0, until - clock.monotonic()))
+            path = f"{_job_path(job_id)}?wait_seconds={poll:.3f}"
+            job = (await self._call("GET", path, None, wait_seconds=poll)).decode(Job)
+            if job.finished:
+                return job
+            if until is not None and clock.monotonic() >= until:
+                raise errors.NotFinished(job)
+
+    async def result(self, job_id: str, *, wait_seconds: float | None = None) -> Any:
+        """What the job's handler returned, once it has. Raises: as `wait`, and `JobFailed` when it did not succeed."""
+        job = await self.wait(job_id, wait_seconds=wait_seconds)
+        if job.state != "succeeded":
+            raise errors.JobFailed(job)
+        return job.result
+
+    async def cluster(self, *, local: bool = False, deadline_seconds: float | None = None) -> wire.ClusterView:
+        """The members and how far each is; `local`: as the asked node itself sees them."""
+        path = "/v1/cluster?consistency=local" if local else "/v1/cluster"
+        return (await self._call("GET", path, None, deadline_seconds)).decode(wire.ClusterView)
+
+    # ------------------------------------------------------------ changing
+
+    async def cancel(self, job_id: str, *, deadline_seconds: float | None = None) -> Job:
+        """Cancel: at once if it is not running, else its worker is asked to. Raises: `Conflict` when finished."""
+        return await self._change(job_id, "cancel", frozenset({"cancelled"}), deadline_seconds)
+
+    async def requeue(self, job_id: str, *, deadline_seconds: float | None = None) -> Job:
+        """Run a `dead`, `cancelled` or `expired` job anew. Raises: `Conflict` in any other state."""
+        return await self._change(job_id, "requeue", frozenset({"pending", "ready", "running"}), deadline_seconds)
+
+    async def run_now(self, job_id: str, *, deadline_seconds: float | None = None) -> Job:
+        """Make a pending job ready. Raises: `Conflict` in any other state."""
+        return await self._change(job_id, "run_now", frozenset({"ready", "running"}), deadline_seconds)
+
+    async def delete(self, job_id: str, *, deadline_seconds: float | None = None) -> None:
+        """Forget a finished job. Raises: `Conflict` when it is not finished, `NotFound`."""
+        try:
+            await self._refusable("DELETE", _job_path(job_id), None, self._until(deadline_seconds))
+        except Refusal as refusal:
+            if not (refusal.repeated and isinstance(refusal.error, errors.NotFound)):
+                raise refusal.error from None
+
+    async def _change(self, job_id: str, verb: str, wanted: frozenset[str], deadline_seconds: float | None) -> Job:
+        """These calls carry no key: a conflict after a lost answer may be that of our own success, so look."""
+        until = self._until(deadline_seconds)
+        try:
+            answer = await self._refusable("POST", f"{_job_path(job_id)}/{verb}", None, until)
+            return answer.decode(Job)
+        except Refusal as refusal:
+            if refusal.repeated and isinstance(refusal.error, errors.Conflict):
+                job = (await self._call("GET", _job_path(job_id), until=until)).decode(Job)
+                if job.state in wanted:
+                    return job
+            raise refusal.error from None
+
+    # ------------------------------------------------------------ working
+
+    async def claim(
+        self,
+        worker: str,
+        queues: Sequence[str],
+        *,
+        max_jobs: int = 1,
+        wait_seconds: float = 0,
+        lease_seconds: float | None = None,
+        claim_id: str | None = None,
+        deadline_seconds: float | None = None,
+    ) -> list[Claim]:
+        """Take up to `max_jobs`; empty at the end of the wait. Without a `claim_id` one is made, once for all retries.
+
+        The deadline counts on top of the wait.
+        """
+        request = wire.ClaimRequest(
+            worker=worker,
+            queues=list(queues),
+            max_jobs=max_jobs,
+            wait_seconds=wait_seconds,
+            lease_seconds=lease_seconds,
+            claim_id=claim_id or new_id(),
+        )
+        answer = await self._call(
+            "POST", "/v1/claims", codec.encode(request), deadline_seconds, wait_seconds=wait_seconds
+        )
+        return answer.decode(_Claims).jobs
+
+    async def heartbeat(
+        self,
+        worker: str,
+        leases: Sequence[Beat],
+        *,
+        deadline_seconds: float | None = None,
+        try_seconds: float | None = None,
+    ) -> list[Renewal]:
+        """Renew leases: one result each, in order. `try_seconds`: how long one node may be silent."""
+        body = codec.encode({"worker": worker, "leases": leases})
+        until = self._until(deadline_seconds)
+        answer = await self._call("POST", "/v1/leases/heartbeat", body, until=until, try_seconds=try_seconds)
+        return answer.decode(_Renewals).leases
+
+    async def complete(
+        self, job_id: str, lease_token: int, result: Any = None, *, deadline_seconds: float | None = None
+    ) -> Job:
+        """The attempt succeeded. A repeat of an accepted call is accepted again. Raises: `LeaseLost`, `TooLarge`."""
+        raw = codec.encode_value(result, bytes_max=wire.RESULT_BYTES_MAX, what="result")
+        return await self._end(job_id, "complete", {"lease_token": lease_token, "result": raw}, deadline_seconds)
+
+    async def fail(
+        self,
+        job_id: str,
+        lease_token: int,
+        error: Failure,
+        *,
+        retry: bool = True,
+        retry_in_seconds: float | None = None,
+        deadline_seconds: float | None = None,
+    ) -> Job:
+        """The attempt failed; `retry` False: for good. Raises: `LeaseLost`."""
+        body = {"lease_token": lease_token, "error": error, "retry": retry, "retry_in_seconds": retry_in_seconds}
+        return await self._end(job_id, "fail", body, deadline_seconds)
+
+    async def release(
+        self,
+        job_id: str,
+        lease_token: int,
+        *,
+        delay_seconds: float = 0,
+        progress: Raw | None = None,
+        deadline_seconds: float | None = None,
+    ) -> Job:
+        """Hand the job back, not counted. `progress`: MessagePack, for the next attempt. Raises: `LeaseLost`."""
+        body: dict[str, Any] = {"lease_token": lease_token, "delay_seconds": delay_seconds}
+        if progress is not None:
+            body["progress"] = progress
+        return await self._end(job_id, "release", body, deadline_seconds)
+
+    async def _end(self, job_id: str, verb: str, body: dict[str, Any], deadline_seconds: float | None) -> Job:
+        answer = await self._call("POST", f"{_job_path(job_id)}/{verb}", codec.encode(body), deadline_seconds)
+        return answer.decode(Job)
+
+    async def end_many(
+        self, worker: str, endings: Sequence[Ending], *, deadline_seconds: float | None = None
+    ) -> list[Ended]:
+        """Report the outcomes of many attempts (at most 1000) in one request: one result each, in order."""
+        body = codec.encode({"worker": worker, "leases": endings})
+        return (await self._call("POST", "/v1/leases/complete", body, deadline_seconds)).decode(_EndedList).leases
+
+    # ------------------------------------------------------------ one call
+
+    def _until(self, deadline_seconds: float | None) -> float:
+        return clock.monotonic() + (self._deadline_seconds if deadline_seconds is None else deadline_seconds)
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        deadline_seconds: float | None = None,
+        *,
+        until: float | None = None,
+        wait_seconds: float = 0.0,
+        try_seconds: float | None = None,
+    ) -> Answer:
+        if until is None:
+            until = self._until(deadline_seconds) + wait_seconds
+        try:
+            return await self._refusable(method, path, body, until, wait_seconds, try_seconds)
+        except Refusal as refusal:
+            raise refusal.error from None
+
+    async def _refusable(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        until: float,
+        wait_seconds: float = 0.0,
+        try_seconds: float | None = None,
+    ) -> Answer:
+        if try_seconds is None:
+            return await self._transport.call(method, path, body, deadline=until, wait_seconds=wait_seconds)
+        return await self._transport.call(method, path, body, deadline=until, try_seconds=try_seconds)
+
+
+def url_list(urls: str | Sequence[str]) -> list[str]:
+    """Base URLs from a list, or from text with commas between them."""
+    return [url for url in urls.split(",") if url.strip()] if isinstance(urls, str) else list(urls)
+
+
+def _job_path(job_id: str) -> str:
+    return f"/v1/jobs/{quote(job_id, safe='')}"
+
+
+def _filled(job: NewJob) -> NewJob:
+    """A copy that is ready to send: with an id, its payload encoded once, its moments as text."""
+    copy: NewJob = msgspec.structs.replace(
+        job,
+        id=job.id if job.id is not None else new_id(),
+        payload=codec.encode_value(job.payload, bytes_max=wire.PAYLOAD_BYTES_MAX, what="payload"),
+        run_at=_moment(job.run_at),
+        expires_at=_moment(job.expires_at),
+    )
+    return copy
+
+
+def _moment(value: Any) -> Any:
+    """RFC 3339. A time without an offset stays one, for the cluster to refuse by its field."""
+    return value if value is None or isinstance(value, str) else value.isoformat()
+
+
+def _parts(jobs: list[NewJob]) -> Iterator[list[NewJob]]:
+    """The jobs in runs whose payloads fit one body."""
+    part: list[NewJob] = []
+    total = 0
+    for job in jobs:
+        size = len(memoryview(job.payload))
+        if part and total + size > _BATCH_BYTES_MAX:
+            yield part
+            part, total = [], 0
+        part.append(job)
+        total += size
+    yield part
+
+
+def _required(problem: wire.Problem | None) -> wire.Problem:
+    assert problem is not None, "a batch item has a job or an error"
+    return problem

@@ -1,0 +1,186 @@
+"""What can go wrong, one class per code of the contract, and what a handler may raise to steer its job.
+
+`OutcomeUnknown` is the only error after which a call may have taken effect: repeat it with the same id. All others
+are definite. Codes are matched by value, never by text. Next to read: `transport.py`, which raises them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from horae.wire import Problem
+
+if TYPE_CHECKING:
+    from horae.jobs import Job
+
+
+class HoraeError(Exception):
+    """Base of all that this library raises."""
+
+
+class Unreachable(HoraeError):
+    """Definite: no node took the call before its deadline; nothing was handed on."""
+
+
+class RequestError(HoraeError):
+    """The cluster answered with a problem (RFC 9457). `code` is stable; `detail` is for people."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(_text(problem))
+        self.problem = problem
+        self.code = problem.code
+        self.status = problem.status
+        self.detail = problem.detail
+
+
+class Invalid(RequestError):
+    """422: a field is wrong; `problem.errors` names it."""
+
+
+class Malformed(RequestError):
+    """400: the body could not be parsed."""
+
+
+class Unauthenticated(RequestError):
+    """401: no token, or one the cluster does not know."""
+
+
+class Forbidden(RequestError):
+    """403: the token's role or queues do not allow this."""
+
+
+class NotFound(RequestError):
+    """404: no such job."""
+
+
+class Conflict(RequestError):
+    """409: the job's state does not allow it, or the id belongs to another job."""
+
+
+class LeaseLost(RequestError):
+    """409: another attempt holds or ended the job. Final: drop the outcome."""
+
+
+class PreconditionFailed(RequestError):
+    """412: the version that the call was made for is not the current one."""
+
+
+class TooLarge(RequestError):
+    """413: payload, result, progress or body over its limit."""
+
+
+class RateLimited(RequestError):
+    """429: the cluster sheds load, and did until the call's deadline. Nothing was done."""
+
+
+class NoLeader(RequestError):
+    """503: no leader until the call's deadline. Nothing was done."""
+
+
+class ShuttingDown(RequestError):
+    """503: the only nodes that answered are stopping. Nothing was done."""
+
+
+class OutcomeUnknown(RequestError):
+    """504, or no answer came before the deadline: it may or may not take effect. Repeat with the same id only."""
+
+
+class StorageFull(RequestError):
+    """507: the cluster's disks are full; it recovers by itself once there is room."""
+
+
+class PartlyRefused(HoraeError):
+    """Some jobs of a `submit_many` were refused. `results` has, in order, a `Job` or the error of each."""
+
+    def __init__(self, results: Sequence[Job | RequestError]) -> None:
+        refused = [(at, result) for at, result in enumerate(results) if isinstance(result, RequestError)]
+        first_at, first = refused[0]
+        super().__init__(
+            f"{len(refused)} of {len(results)} jobs were refused, the first at position {first_at}: {first}"
+        )
+        self.results = results
+
+
+class JobFailed(HoraeError):
+    """`result()` of a job that finished otherwise than `succeeded`. `job` tells how."""
+
+    def __init__(self, job: Job) -> None:
+        why = f": {job.last_error.type}: {job.last_error.message}" if job.last_error is not None else ""
+        super().__init__(f"job {job.id} is {job.state}{why}")
+        self.job = job
+
+
+class NotFinished(HoraeError):
+    """The job was still on its way at the end of the wait. `job` is its last state."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(f"job {job.id} is still {job.state}")
+        self.job = job
+
+
+# ---------------------------------------------------------------- raised by handlers
+
+
+class Verdict(Exception):
+    """Base of what a handler raises to say how its attempt ends."""
+
+
+class Retry(Verdict):
+    """This attempt failed; try again. `in_seconds` overrides the job's back-off."""
+
+    def __init__(self, message: str = "", *, in_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.in_seconds = in_seconds
+
+
+class Dead(Verdict):
+    """This attempt failed and no other can succeed: the job becomes `dead` at once."""
+
+
+class Snooze(Verdict):
+    """Not yet: hand the job back for `seconds`, the attempt not counted. Progress is kept for the next attempt."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"not for {seconds} s")
+        self.seconds = seconds
+
+
+class JobCancelled(Verdict):
+    """The handler saw that it was to stop (`Context.raise_if_cancelled`) and did."""
+
+
+# ---------------------------------------------------------------- problem → class
+
+BY_CODE: dict[str, type[RequestError]] = {
+    "invalid": Invalid,
+    "malformed": Malformed,
+    "unauthenticated": Unauthenticated,
+    "forbidden": Forbidden,
+    "not_found": NotFound,
+    "conflict": Conflict,
+    "lease_lost": LeaseLost,
+    "precondition_failed": PreconditionFailed,
+    "too_large": TooLarge,
+    "rate_limited": RateLimited,
+    "no_leader": NoLeader,
+    "shutting_down": ShuttingDown,
+    "outcome_unknown": OutcomeUnknown,
+    "storage_full": StorageFull,
+}
+
+
+def error_of(problem: Problem) -> RequestError:
+    """The exception of a problem; a code that this version does not know gives a plain `RequestError`."""
+    return BY_CODE.get(problem.code, RequestError)(problem)
+
+
+def made_here(code: str, status: int, title: str, detail: str) -> RequestError:
+    """An error of the contract that this side found by itself (no answer came)."""
+    return error_of(Problem(type="about:blank#" + code, title=title, status=status, detail=detail, code=code))
+
+
+def _text(problem: Problem) -> str:
+    fields = "; ".join(f"{field.pointer}: {field.detail}" for field in problem.errors)
+    text = f"{problem.code}: {problem.detail or problem.title}"
+    return f"{text} ({fields})" if fields else text

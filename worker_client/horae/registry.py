@@ -1,0 +1,169 @@
+"""The tasks a worker knows, how each wants its payload, and the `Context` that a handler may ask for.
+
+Not here: running them (`runner.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any, TypeVar
+
+import msgspec
+
+from horae import codec, errors, wire
+from horae.jobs import AttemptError, Claim
+from horae.leases import Lease, LeaseKeeper
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+class Context:
+    """What a handler may know about its own attempt. Any thread may use it."""
+
+    __slots__ = ("_keeper", "_lease", "_stopping", "job")
+
+    def __init__(self, job: Claim, lease: Lease, keeper: LeaseKeeper, stopping: Callable[[], str]) -> None:
+        self.job = job
+        self._lease = lease
+        self._keeper = keeper
+        self._stopping = stopping
+
+    @property
+    def job_id(self) -> str:
+        return self.job.id
+
+    @property
+    def execution_id(self) -> str:
+        """The same over all attempts: the key under which an effect happens once."""
+        return self.job.execution_id
+
+    @property
+    def attempt(self) -> int:
+        """1 at the first."""
+        return self.job.attempt
+
+    @property
+    def lease_token(self) -> int:
+        """The fencing token: grows with every attempt. A store that refuses lower ones is safe from late writers."""
+        return self.job.lease_token
+
+    @property
+    def deadline(self) -> datetime:
+        """When the attempt is cut off, on the cluster's clock."""
+        return self.job.timeout_at
+
+    @property
+    def last_progress(self) -> Any:
+        """The last `progress` that an earlier attempt left; None if none did."""
+        return self.job.progress
+
+    @property
+    def last_error(self) -> AttemptError | None:
+        """How the last attempt failed."""
+        return self.job.last_error
+
+    def progress(self, value: Any) -> None:
+        """Leave a mark for people and for the next attempt. Sent within a second or so, the newest one only.
+
+        Raises: TypeError when it has no JSON form, `TooLarge` over 64 KiB.
+        """
+        raw = codec.encode_value(value, bytes_max=wire.PROGRESS_BYTES_MAX, what="progress")
+        self._keeper.set_progress(self._lease, raw)
+
+    @property
+    def cancel_reason(self) -> str:
+        """`cancel_requested`, `lease_lost`, `lease_expired`, `timeout`, `stopping`; empty while all is well."""
+        return self._lease.stop_reason or self._stopping()
+
+    @property
+    def cancelled(self) -> bool:
+        """The handler should stop. Async ones are cancelled anyway; a handler in a thread must look here."""
+        return bool(self.cancel_reason)
+
+    def raise_if_cancelled(self) -> None:
+        """Raises: `JobCancelled`, to be let through, when the handler should stop."""
+        reason = self.cancel_reason
+        if reason:
+            raise errors.JobCancelled(reason)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Task:
+    """A handler and how it is called."""
+
+    name: str
+    handler: Callable[..., Any]
+    is_async: bool
+    takes_context: bool
+    whole: bool
+    """One parameter named `payload`: it gets the payload as it is. Else the keys of an object payload are arguments."""
+    shape: type | None
+    """The type that a whole payload is converted to: a dataclass or a Struct."""
+
+    def bind(self, context: Context, payload: Any) -> Callable[[], Any]:
+        """The call, ready to be made. Raises: TypeError, msgspec.ValidationError when the payload does not fit."""
+        first = (context,) if self.takes_context else ()
+        if self.whole:
+            value = payload if self.shape is None else msgspec.convert(payload, self.shape)
+            return lambda: self.handler(*first, value)
+        if payload is None:
+            return lambda: self.handler(*first)
+        if not isinstance(payload, dict):
+            kind = type(payload).__name__
+            raise TypeError(f"task {self.name!r} takes named values: its payload must be an object, not {kind}")
+        return lambda: self.handler(*first, **payload)
+
+
+class Registry:
+    """Tasks by name, in the order of their registration."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, Task] = {}
+
+    def add(self, name: str, handler: Callable[..., Any]) -> Task:
+        """Raises: ValueError when the name is taken or not one."""
+        if not 1 <= len(name) <= 200:
+            raise ValueError(f"a task's name has 1 to 200 characters: {name!r}")
+        if name in self._tasks:
+            raise ValueError(f"task {name!r} is registered twice")
+        task = self._tasks[name] = _inspect(name, handler)
+        return task
+
+    def get(self, name: str) -> Task | None:
+        return self._tasks.get(name)
+
+    def names(self) -> list[str]:
+        return list(self._tasks)
+
+
+def _inspect(name: str, handler: Callable[..., Any]) -> Task:
+    parameters = list(inspect.signature(handler).parameters.values())
+    hints = _hints(handler)
+    takes_context = bool(parameters) and _is_context(parameters[0], hints)
+    rest = parameters[1:] if takes_context else parameters
+    whole = len(rest) == 1 and rest[0].name == "payload" and rest[0].kind is not rest[0].VAR_KEYWORD
+    hint = hints.get("payload") if whole else None
+    shape = hint if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or _is_struct(hint)) else None
+    is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+    return Task(name, handler, is_async, takes_context, whole, shape)
+
+
+def _is_struct(hint: type) -> bool:
+    return issubclass(hint, msgspec.Struct)
+
+
+def _is_context(parameter: inspect.Parameter, hints: dict[str, Any]) -> bool:
+    hint = hints.get(parameter.name)
+    return hint is Context or (hint is None and parameter.name in ("ctx", "context"))
+
+
+def _hints(handler: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations, resolved; those that cannot be (names known to type checkers only) count as none."""
+    try:
+        return typing.get_type_hints(handler)
+    except (NameError, TypeError, AttributeError):
+        return {}

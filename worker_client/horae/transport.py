@@ -1,0 +1,248 @@
+"""One call to the cluster, however many tries it takes: leader following, fail-over, back-off, one deadline.
+
+The only home of aiohttp in `horae`. It repeats every call whose outcome is not known, so a caller must make calls that
+may be repeated (an id, a claim id, a lease token, a read). Bodies are MessagePack. Next to read: `client.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from horae import backoff, clock, errors
+from horae.nodes import Node, Nodes
+from horae.wire import Problem
+
+T = TypeVar("T")
+
+TRY_SECONDS = 5.0
+"""How long one node may be silent before another is asked: above the 2 s that a node itself waits for a leader."""
+CONNECT_SECONDS = 2.0
+"""A host that drops packets must not eat the deadline."""
+BODY_BYTES_PER_SECOND = 4 * 1024 * 1024
+"""A big body may take its time: a try gets a second more for so many bytes."""
+RETRY_AFTER_SECONDS = 0.5
+"""When a node that cannot serve names no `Retry-After`."""
+MSGPACK = "application/msgpack"
+
+_TRANSIENT = frozenset({"no_leader", "shutting_down", "outcome_unknown"})
+"""Problems of one node or one moment: another node, or a later try, may serve."""
+
+
+class Answer(NamedTuple):
+    """A 2xx. `repeated`: an earlier try of the same call may have taken effect before this one."""
+
+    status: int
+    body: bytes
+    json: bool
+    repeated: bool
+
+    def decode(self, shape: type[T]) -> T:
+        """The body as `shape`. Raises: msgspec.ValidationError when the server breaks the contract."""
+        return _decode(self.body, self.json, shape)
+
+
+class Refusal(Exception):
+    """A definite problem, and whether an earlier try may have taken effect. `client` turns it into the public error."""
+
+    def __init__(self, error: errors.RequestError, repeated: bool) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.repeated = repeated
+
+
+class _NoAnswer(Exception):
+    """A try that failed below HTTP. `handed_on`: the request may have reached the node."""
+
+    def __init__(self, why: str, handed_on: bool) -> None:
+        super().__init__(why)
+        self.handed_on = handed_on
+
+
+class _Try(NamedTuple):
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Transport:
+    """Connections to one cluster, for one event loop. Close it on that loop."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        token: str | None = None,
+        connections: int = 100,
+        tls: ssl.SSLContext | None = None,
+        now: Callable[[], float] = clock.monotonic,
+    ) -> None:
+        self.nodes = Nodes(urls)
+        self._headers = {"Content-Type": MSGPACK, "Accept": MSGPACK}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._connections = connections
+        self._tls = tls
+        self._now = now
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        """Drop all connections. A second close does nothing."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        deadline: float,
+        wait_seconds: float = 0.0,
+        try_seconds: float = TRY_SECONDS,
+    ) -> Answer:
+        """The answer of the first node that serves the call. `path` is encoded, with its query.
+
+        `deadline` is on the monotonic clock; `wait_seconds` is how long the server was asked to hold the answer back.
+        Raises: `Refusal` (definite), `OutcomeUnknown`, `NoLeader`, `RateLimited`, `ShuttingDown`, `Unreachable`.
+        """
+        repeated = False
+        last: Exception = _NoAnswer("no time was left for a try", False)
+        try_seconds += wait_seconds + (len(body) / BODY_BYTES_PER_SECOND if body else 0.0)
+        while True:
+            began = self._now()
+            node, pause = self.nodes.pick(began)
+            if began + pause >= deadline:
+                raise _out_of_time(last, repeated)
+            if pause > 0:
+                await asyncio.sleep(pause)
+                continue
+            try:
+                got = await self._try(node, method, path, body, min(try_seconds, deadline - began))
+            except _NoAnswer as error:
+                self.nodes.failed(node, began=began, now=self._now())
+                repeated |= error.handed_on
+                last = error
+                continue
+            self.nodes.heard(node, _leader_url(got))
+            if got.status < 300:
+                return Answer(got.status, got.body, _is_json(got), repeated)
+            last = error_ = errors.error_of(_problem(got))
+            pause = self._settle(node, got, error_, repeated)
+            repeated |= _perhaps_done(error_)
+            if pause > 0:
+                if self._now() + pause >= deadline:
+                    raise _out_of_time(last, repeated)
+                await asyncio.sleep(pause)
+
+    def _settle(self, node: Node, got: _Try, error: errors.RequestError, repeated: bool) -> float:
+        """After a problem: raise it if it is final, else how long to wait before the next try."""
+        asked = _retry_after(got)
+        if got.status == 429:
+            # The leader sheds for all: another node would only hand the call on to it.
+            return backoff.spread(asked or RETRY_AFTER_SECONDS)
+        if error.code not in _TRANSIENT and got.status not in (500, 502, 503, 504):
+            raise Refusal(error, repeated)
+        # A leader that it named is not paused, and is asked at once; two that name each other are both paused.
+        self.nodes.refused(node, seconds=asked or RETRY_AFTER_SECONDS, now=self._now())
+        return 0.0
+
+    async def _try(self, node: Node, method: str, path: str, body: bytes | None, seconds: float) -> _Try:
+        session = self._session or self._open()
+        try:
+            async with session.request(
+                method,
+                URL(node.url + path, encoded=True),
+                data=body,
+                headers=self._headers,
+                timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=min(CONNECT_SECONDS, seconds)),
+                allow_redirects=False,
+            ) as response:
+                return _Try(response.status, response.headers, await response.read())
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise _NoAnswer(f"{node.url}: {error or 'no connection'}", False) from error
+        except TimeoutError as error:
+            raise _NoAnswer(f"{node.url}: no answer in {seconds:.1f} s", True) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise _NoAnswer(f"{node.url}: {error or type(error).__name__}", True) from error
+
+    def _open(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(
+            limit=self._connections, ssl=self._tls if self._tls is not None else True, keepalive_timeout=30
+        )
+        self._session = aiohttp.ClientSession(
+            connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
+        )
+        return self._session
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """The fastest loop at hand: uvloop where it is installed, else asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+def _perhaps_done(error: errors.RequestError) -> bool:
+    """A 5xx without a code of ours (a proxy's) tells nothing about what the node behind it did."""
+    if isinstance(error, errors.NoLeader | errors.ShuttingDown | errors.RateLimited):
+        return False
+    return isinstance(error, errors.OutcomeUnknown) or error.status >= 500
+
+
+def _out_of_time(last: Exception, repeated: bool) -> errors.HoraeError:
+    if repeated:
+        detail = f"no answer before the deadline; it may or may not take effect: repeat it with the same id ({last})"
+        return errors.made_here("outcome_unknown", 504, "Outcome unknown", detail)
+    if isinstance(last, errors.RequestError):
+        return last
+    return errors.Unreachable(f"no node took the call before its deadline: {last}")
+
+
+def _leader_url(got: _Try) -> str | None:
+    """The leader that the answer names; a header that is no URL (a proxy's doing) counts as none."""
+    url = got.headers.get("Horae-Leader")
+    return url if url and url.startswith(("http://", "https://")) else None
+
+
+def _retry_after(got: _Try) -> float:
+    """Seconds; 0 when the header is missing, or a date (which would need the server's clock)."""
+    try:
+        return max(0.0, float(got.headers.get("Retry-After", "0")))
+    except ValueError:
+        return 0.0
+
+
+def _is_json(got: _Try) -> bool:
+    return "json" in got.headers.get("Content-Type", "")
+
+
+def _problem(got: _Try) -> Problem:
+    """The answer's problem; one made from the status when a proxy, not a node of ours, wrote the answer."""
+    try:
+        return _decode(got.body, _is_json(got), Problem)
+    except msgspec.MsgspecError:
+        detail = f"an answer that is none of the cluster's: status {got.status}"
+        return Problem(type="about:blank", title="Foreign answer", status=got.status, detail=detail, code="unknown")
+
+
+_decoders: dict[tuple[Any, bool], Callable[[bytes], Any]] = {}
+
+
+def _decode(body: bytes, json: bool, shape: type[T]) -> T:
+    decode = _decoders.get((shape, json))
+    if decode is None:
+        decoder: Any = msgspec.json.Decoder(shape) if json else msgspec.msgpack.Decoder(shape)
+        decode = _decoders[shape, json] = decoder.decode
+    value: T = decode(body)
+    return value
