@@ -188,7 +188,7 @@ class EndingRequest(Request):
     result: Raw | UnsetType = UNSET
     error: ErrorBody | UnsetType = UNSET
     retry: bool | UnsetType = UNSET
-    retry_in_seconds: Span | None | UnsetType = UNSET
+    retry_in_seconds: Span | UnsetType | None = UNSET
     delay_seconds: Span | UnsetType = UNSET
     progress: Raw | UnsetType = UNSET
 

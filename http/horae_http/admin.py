@@ -1,0 +1,84 @@
+"""The calls of operators and machines: the cluster, health, readiness, metrics, and the contract itself.
+
+Not here: what is measured (`horae_node.metrics`), how the contract's document is made (`openapi.py`).
+Next to read: `app.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from horae import wire
+from horae_http import codec
+from horae_http.answer import JSON, Answer
+from horae_http.codec import BodyReader
+from horae_http.errors import Failure
+from horae_http.jobs import age_lines
+from horae_http.routing import Call, Handler, Route
+from horae_node.service import Service
+
+METRICS_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+async def read_cluster(service: Service, call: Call) -> Answer:
+    local = call.query.consistency == "local"
+    view = await service.cluster(local=local)
+    return codec.answer(200, view, call.packed_out, age_lines(service) if local else b"")
+
+
+async def health(service: Service, call: Call) -> Answer:
+    """The process lives: its loop answers."""
+    return codec.answer(200, wire.Health("ok", ""), call.packed_out)
+
+
+async def readiness(service: Service, call: Call) -> Answer:
+    """503 while a balancer should send nothing here: no leader known, not caught up, or on the way down."""
+    ready, why = (False, "the node is shutting down") if call.stopping else service.ready()
+    if ready:
+        return codec.answer(200, wire.Health("ok", ""), call.packed_out)
+    return codec.answer(503, wire.Health("unready", why), call.packed_out)
+
+
+def _metrics(metrics_text: Callable[[], bytes]) -> Handler:
+    async def metrics(service: Service, call: Call) -> Answer:
+        if call.holder.queues is not None:
+            raise Failure("forbidden", "the metrics tell of every queue; the token is held to some")
+        return Answer(200, METRICS_TYPE, metrics_text())
+
+    return metrics
+
+
+def _contract(document: Callable[[], bytes]) -> Handler:
+    async def contract(service: Service, call: Call) -> Answer:
+        return Answer(200, JSON, document())
+
+    return contract
+
+
+_EMPTY: Final = BodyReader(wire.Empty).read
+_HEALTH: Final[dict[int, type | None]] = {200: wire.Health}
+_READINESS: Final[dict[int, type | None]] = {200: wire.Health, 503: wire.Health}
+_BYTES: Final[dict[int, type | None]] = {200: None}
+
+
+def routes(metrics_text: Callable[[], bytes], document: Callable[[], bytes]) -> tuple[Route, ...]:
+    """The table. Unlike the others it needs what the application was built with."""
+    metrics, contract = _metrics(metrics_text), _contract(document)
+    return (
+        Route(
+            "GET",
+            "/v1/cluster",
+            "readCluster",
+            "Members, leader, indexes, versions.",
+            read_cluster,
+            {200: wire.ClusterView},
+            "read",
+            _EMPTY,
+            query=wire.ReadQuery,
+        ),
+        Route("GET", "/healthz", "health", "The process lives.", health, _HEALTH, None, _EMPTY, leader=False),
+        Route("GET", "/readyz", "readiness", "It can serve.", readiness, _READINESS, None, _EMPTY, leader=False),
+        Route("GET", "/metrics", "metrics", "Prometheus text.", metrics, _BYTES, "read", _EMPTY, leader=False),
+        Route("GET", "/openapi.json", "contract", "This document.", contract, _BYTES, None, _EMPTY, leader=False),
+    )

@@ -1,0 +1,192 @@
+"""From a request to an answer: find the route, know the caller, read the body, serve it or pass it on, name any error.
+
+`App.handle` is the handler of a low-level aiohttp server: no router, middleware or response class of aiohttp's is on
+the way. It is the root of every request's task. Not here: the handlers (`jobs`, `workers`, `admin`), sockets
+(`server.py`). Next to read: `routing.py`, then `forward.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+from aiohttp import web
+from aiohttp.helpers import rfc822_formatted_time
+from aiohttp.http_exceptions import HttpProcessingError
+
+from horae.wire import BODY_BYTES_MAX, Empty
+from horae_http import admin, codec, errors, jobs, openapi, workers
+from horae_http.answer import PROBLEM, Answer
+from horae_http.auth import EVERYBODY, Tokens
+from horae_http.errors import Failure
+from horae_http.forward import LEADER_WAIT_S, Forwarder
+from horae_http.routing import Call, Route, Router, read_query
+from horae_node import logs
+from horae_node.errors import Fatal, NotApplied, OutcomeUnknown
+from horae_node.service import Refused, Service
+
+BODY_WAIT_S: Final = 30.0
+"""How long a caller may take for its body once its head has come: a silent sender must not hold a connection."""
+
+log = logs.get_log("http")
+_encode = msgspec.json.Encoder().encode
+
+
+def build_app(
+    service: Service,
+    *,
+    metrics_text: Callable[[], bytes],
+    tokens: Tokens | None = None,
+    on_fatal: Callable[[BaseException], None] | None = None,
+) -> App:
+    """The application; call it on the loop that will serve it.
+
+    `tokens`: None lets everybody do everything. `on_fatal` is told of a `Fatal` that a request ran into: the process
+    must end then.
+    """
+    return App(service, metrics_text=metrics_text, tokens=tokens, on_fatal=on_fatal)
+
+
+class App:
+    """The whole contract over one service. Owns the connections to other nodes: `close` it on its loop."""
+
+    def __init__(
+        self,
+        service: Service,
+        *,
+        metrics_text: Callable[[], bytes],
+        tokens: Tokens | None,
+        on_fatal: Callable[[BaseException], None] | None,
+    ) -> None:
+        self._service = service
+        self._tokens = tokens
+        self._on_fatal = on_fatal
+        tables = (*jobs.ROUTES, *workers.ROUTES)
+        self.routes: tuple[Route, ...] = (*tables, *admin.routes(metrics_text, self._document))
+        self._router = Router(self.routes)
+        self._forwarder = Forwarder(service)
+        self._no_query = {route.query: route.query() for route in self.routes}
+        self._loop = asyncio.get_running_loop()
+        self._contract = b""
+        self._lines_for: tuple[str, str | None] = ("", None)
+        self._lines = b""
+        self.open_requests = 0
+        """Requests whose answer is not yet ready."""
+        self.stopping = False
+        """New requests, but those that watch the node, are turned away with `shutting_down`."""
+        self.idle = asyncio.Event()
+        """Set while no request is open."""
+        self.idle.set()
+
+    async def close(self) -> None:
+        """Free what the application owns. A second call does nothing."""
+        await self._forwarder.close()
+
+    async def handle(self, request: web.BaseRequest) -> Answer:
+        """The answer to any request. Raises: ConnectionError when the caller is gone; CancelledError."""
+        self.open_requests += 1
+        self.idle.clear()
+        try:
+            answer = await self._answer(request)
+        finally:
+            self.open_requests -= 1
+            if not self.open_requests:
+                self.idle.set()
+        answer.seal(self._common_lines(), close=self.stopping)
+        return answer
+
+    async def _answer(self, request: web.BaseRequest) -> Answer:
+        try:
+            return await self._serve(request)
+        except (Failure, Refused, NotApplied, OutcomeUnknown) as error:
+            problem = errors.problem_of(error)
+            return Answer(problem.status, PROBLEM, _encode(problem), errors.header_lines_of(error))
+        except ConnectionError:
+            raise
+        except Fatal as error:
+            log.error("request_fatal", exc=error, method=request.method)
+            if self._on_fatal is not None:
+                self._on_fatal(error)
+        except Exception as error:  # the root of the request's task
+            log.error("request_failed", exc=error, method=request.method)
+        problem = errors.problem("internal", "the node failed at this request; its log says how")
+        return Answer(problem.status, PROBLEM, _encode(problem))
+
+    async def _serve(self, request: web.BaseRequest) -> Answer:
+        path, _, query_text = _target(request).partition("?")
+        method = request.method
+        route, item = self._router.find("GET" if method == "HEAD" else method, path)
+        headers = request.headers
+        holder = EVERYBODY
+        if route.role is not None:
+            if self._tokens is not None:
+                holder = self._tokens.require(headers.get("Authorization"), route.role)
+            if self.stopping:
+                raise Failure("shutting_down", "this node is going down: nothing was done, ask another one")
+        query = read_query(query_text, route.query) if query_text else self._no_query[route.query]
+        raw = await read_body(request) if request.body_exists else b""
+        packed = codec.negotiate(headers.get("Content-Type"), headers.get("Accept"), has_body=bool(raw))
+        call = Call(item, query, raw, holder, packed, stopping=self.stopping)
+        service = self._service
+        if service.leading() or not route.leader or getattr(query, "consistency", None) == "local":
+            began = self._loop.time()
+            try:
+                return await self._run(route, call)
+            except NotApplied as error:
+                lost_lead = error.code == "no_leader" and route.leader and self._loop.time() - began < LEADER_WAIT_S
+                if not lost_lead or service.leading():
+                    raise
+        return await self._forwarder.pass_on(request, route, call, self._run)
+
+    async def _run(self, route: Route, call: Call) -> Answer:
+        """Serve the call here. May be called again after it raised."""
+        if call.raw or route.request is not Empty:
+            call.body = route.read(call.raw, call.packed_in)
+        return await route.handler(self._service, call)
+
+    def _common_lines(self) -> bytes:
+        """The lines that every answer carries, made anew each second and when the leader changes."""
+        date, leader = rfc822_formatted_time(), self._service.leader_url()
+        if self._lines_for != (date, leader):
+            text = f"Date: {date}\r\nHorae-Node: {self._service.node_id}\r\n"
+            if leader is not None:
+                text += f"Horae-Leader: {leader}\r\n"
+            self._lines_for, self._lines = (date, leader), text.encode("latin-1")
+        return self._lines
+
+    def _document(self) -> bytes:
+        """`/openapi.json`, made when it is first asked for."""
+        if not self._contract:
+            self._contract = openapi.document(self.routes)
+        return self._contract
+
+
+async def read_body(request: web.BaseRequest) -> bytes:
+    """The whole body. Raises: `Failure` (`too_large`, `malformed`); ConnectionError when the caller is gone."""
+    if (request.content_length or 0) > BODY_BYTES_MAX:
+        raise _body_too_large()
+    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    try:
+        if request.content.is_eof():
+            return await request.read()
+        async with asyncio.timeout(BODY_WAIT_S):
+            return await request.read()
+    except web.HTTPRequestEntityTooLarge as error:
+        raise _body_too_large() from error
+    except (web.RequestPayloadError, HttpProcessingError) as error:
+        raise Failure("malformed", "the body does not follow its own framing or encoding") from error
+    except TimeoutError as error:
+        raise Failure("malformed", f"the body did not come within {BODY_WAIT_S:g} s") from error
+
+
+def _body_too_large() -> Failure:
+    return Failure("too_large", f"the body has more than {BODY_BYTES_MAX} bytes: send less at once")
+
+
+def _target(request: web.BaseRequest) -> str:
+    """Path and query as they were sent; a proxy may have sent the whole URL."""
+    target = request.raw_path
+    return target if target.startswith("/") else str(request.rel_url)

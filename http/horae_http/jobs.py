@@ -1,0 +1,258 @@
+"""The calls on jobs: submit (one, many), read, list, cancel, requeue, run now, delete.
+
+A handler checks what no type can say, calls the service, and renders. Not here: what the machine decides, dispatch.
+Next to read: `workers.py`, the other half of a job's life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+from msgspec import Raw
+
+from horae import wire
+from horae_http import codec, errors
+from horae_http.answer import Answer
+from horae_http.codec import BodyReader
+from horae_http.errors import Failure
+from horae_http.routing import Call, Route
+from horae_node.errors import NotApplied, OutcomeUnknown
+from horae_node.service import Refused, Service
+
+_SAFE_IN_PATH = "@:!$&'()*+,;=-._~"
+
+
+async def submit_job(service: Service, call: Call) -> Answer:
+    request: wire.SubmitRequest = call.body
+    call.holder.require_queue(request.queue, "/queue")
+    codec.settle(request, "payload", call.packed_in, wire.PAYLOAD_BYTES_MAX)
+    view, created = await service.submit(request)
+    if not created:
+        return codec.answer(200, view, call.packed_out)
+    location = b"Location: /v1/jobs/%s\r\n" % quote(view.id, safe=_SAFE_IN_PATH).encode()
+    return codec.answer(201, view, call.packed_out, location)
+
+
+class Batch(NamedTuple):
+    """A batch as it was read: the jobs that have the right shape, and what is wrong with the others."""
+
+    jobs: dict[int, wire.SubmitRequest]
+    failures: dict[int, Failure]
+    atomic: bool
+
+
+class _LooseBatch(wire.Request):
+    jobs: list[Raw]
+    atomic: bool = False
+
+
+class BatchReader(BodyReader[wire.BatchRequest]):
+    """Reads a batch whole; when that fails, job by job, so that one bad job does not take the others with it."""
+
+    def __init__(self) -> None:
+        super().__init__(wire.BatchRequest)
+        self._loose = BodyReader(_LooseBatch)
+        self._one = BodyReader(wire.SubmitRequest)
+
+    def read_jobs(self, body: bytes, packed: bool) -> Batch:
+        """Raises: `Failure` when the batch itself is wrong, or it is atomic and one job of it is."""
+        try:
+            whole = self.read(body, packed)
+        except Failure as failure:
+            if failure.code != "invalid":
+                raise
+            return self._read_each(body, packed, failure)
+        return Batch(dict(enumerate(whole.jobs)), {}, whole.atomic)
+
+    def _read_each(self, body: bytes, packed: bool, failure: Failure) -> Batch:
+        loose = self._loose.read(body, packed)
+        if loose.atomic or not 1 <= len(loose.jobs) <= wire.BATCH_JOBS_MAX:
+            raise failure
+        batch = Batch({}, {}, False)
+        for position, raw in enumerate(loose.jobs):
+            try:
+                batch.jobs[position] = self._one.read(raw, packed)
+            except Failure as of_job:
+                batch.failures[position] = of_job
+        return batch
+
+
+async def submit_batch(service: Service, call: Call) -> Answer:
+    batch: Batch = call.body
+    for position, job in list(batch.jobs.items()):
+        prefix = f"/jobs/{position}" if batch.atomic else ""
+        call.holder.require_queue(job.queue, f"/jobs/{position}/queue")
+        try:
+            codec.settle(job, "payload", call.packed_in, wire.PAYLOAD_BYTES_MAX, prefix)
+        except Failure as failure:
+            if batch.atomic:
+                raise
+            batch.failures[position] = failure
+            del batch.jobs[position]
+    items = {position: wire.BatchItem(error=errors.problem_of(why)) for position, why in batch.failures.items()}
+    if batch.jobs:
+        results = await service.submit_batch(list(batch.jobs.values()), atomic=batch.atomic)
+        items.update(zip(batch.jobs, map(_batch_item, results), strict=True))
+    return codec.answer(200, wire.BatchAnswer([items[position] for position in sorted(items)]), call.packed_out)
+
+
+def _batch_item(result: tuple[wire.JobView, bool] | Refused | NotApplied | OutcomeUnknown) -> wire.BatchItem:
+    if isinstance(result, tuple):
+        return wire.BatchItem(job=result[0])
+    return wire.BatchItem(error=errors.problem_of(result))
+
+
+async def list_jobs(service: Service, call: Call) -> Answer:
+    query: wire.JobsQuery = call.query
+    if query.queue is not None:
+        call.holder.require_queue(query.queue, "/queue")
+    elif call.holder.queues is not None:
+        raise errors.field_failure("forbidden", "/queue", "is required: the token is held to some queues")
+    local = query.consistency == "local"
+    page = await service.jobs(queue=query.queue, state=query.state, limit=query.limit, cursor=query.cursor, local=local)
+    return codec.answer(200, page, call.packed_out, age_lines(service) if local else b"")
+
+
+async def read_job(service: Service, call: Call) -> Answer:
+    query: wire.JobQuery = call.query
+    local = query.consistency == "local"
+    view = await service.job(call.item, wait_ms=round(query.wait_seconds * 1000), local=local)
+    call.holder.require_queue(view.queue)
+    return codec.answer(200, view, call.packed_out, age_lines(service) if local else b"")
+
+
+def age_lines(service: Service) -> bytes:
+    """How old a local reading is."""
+    index, age_ms = service.applied()
+    return b"Horae-Applied-Index: %d\r\nHorae-Staleness-Seconds: %.3f\r\n" % (index, age_ms / 1000)
+
+
+async def require_own_job(service: Service, call: Call, job_id: str) -> None:
+    """For a token that is held to queues: the job is in one of them.
+
+    A job's queue never changes, so a local look will do. A job that is not there is left for the call
+    itself to miss. Raises: `Failure("forbidden")`.
+    """
+    if call.holder.queues is None:
+        return
+    try:
+        view = await service.job(job_id, local=True)
+    except Refused:
+        return
+    call.holder.require_queue(view.queue)
+
+
+async def cancel_job(service: Service, call: Call) -> Answer:
+    return await _change(service, call, service.cancel)
+
+
+async def requeue_job(service: Service, call: Call) -> Answer:
+    return await _change(service, call, service.requeue)
+
+
+async def run_job_now(service: Service, call: Call) -> Answer:
+    return await _change(service, call, service.run_now)
+
+
+async def _change(service: Service, call: Call, change: Callable[[str], Awaitable[wire.JobView]]) -> Answer:
+    await require_own_job(service, call, call.item)
+    return codec.answer(200, await change(call.item), call.packed_out)
+
+
+async def delete_job(service: Service, call: Call) -> Answer:
+    await require_own_job(service, call, call.item)
+    await service.delete(call.item)
+    return Answer(204, b"", b"")
+
+
+def _never(body: Any) -> bool:
+    return False
+
+
+_EMPTY: Final = BodyReader(wire.Empty).read
+_JOB: Final[dict[int, type | None]] = {200: wire.JobView}
+
+
+def _by_id(method: str, path: str, operation: str, summary: str, handler: Any, role: str) -> Route:
+    """A change of one job by its id alone: a repeat may get another answer, so it is left to the caller."""
+    return Route(method, path, operation, summary, handler, _JOB, role, _EMPTY, repeats=_never)
+
+
+ROUTES: Final[tuple[Route, ...]] = (
+    Route(
+        "POST",
+        "/v1/jobs",
+        "submitJob",
+        "Submit a job. 201 when it is new, 200 when the same id was submitted before with the same content.",
+        submit_job,
+        {201: wire.JobView, 200: wire.JobView},
+        "submit",
+        BodyReader(wire.SubmitRequest).read,
+        wire.SubmitRequest,
+        repeats=lambda body: body.id is not None,
+    ),
+    Route(
+        "POST",
+        "/v1/jobs/batch",
+        "submitJobs",
+        "Submit many jobs, each with its own result, in order; with `atomic` all or none.",
+        submit_batch,
+        {200: wire.BatchAnswer},
+        "submit",
+        BatchReader().read_jobs,
+        wire.BatchRequest,
+        repeats=lambda body: all(job.id is not None for job in body.jobs.values()),
+    ),
+    Route(
+        "GET",
+        "/v1/jobs",
+        "listJobs",
+        "List jobs, newest first.",
+        list_jobs,
+        {200: wire.JobList},
+        "read",
+        _EMPTY,
+        query=wire.JobsQuery,
+    ),
+    Route(
+        "GET",
+        "/v1/jobs/{id}",
+        "readJob",
+        "Read a job; with `wait_seconds`, as soon as it is finished or at the end of the wait.",
+        read_job,
+        _JOB,
+        "read",
+        _EMPTY,
+        query=wire.JobQuery,
+    ),
+    _by_id(
+        "POST",
+        "/v1/jobs/{id}/cancel",
+        "cancelJob",
+        "Cancel a job that waits, or ask the worker of a running one to stop.",
+        cancel_job,
+        "submit",
+    ),
+    _by_id(
+        "POST",
+        "/v1/jobs/{id}/requeue",
+        "requeueJob",
+        "Make a dead, cancelled or expired job ready anew.",
+        requeue_job,
+        "submit",
+    ),
+    _by_id("POST", "/v1/jobs/{id}/run_now", "runJobNow", "Make a pending job ready.", run_job_now, "submit"),
+    Route(
+        "DELETE",
+        "/v1/jobs/{id}",
+        "deleteJob",
+        "Delete a finished job's record.",
+        delete_job,
+        {204: None},
+        "submit",
+        _EMPTY,
+        repeats=_never,
+    ),
+)

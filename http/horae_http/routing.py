@@ -1,0 +1,142 @@
+"""What a route is, and from a method and a path to its route in at most two dictionary look-ups.
+
+The same tables of routes register the handlers and yield `/openapi.json`, so the two cannot drift. Not here: the
+handlers. Next to read: `jobs.py`, where the first table is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+import msgspec
+
+from horae import wire
+from horae_http import errors
+from horae_http.answer import Answer
+from horae_http.auth import Holder
+from horae_http.errors import Failure
+from horae_node.service import Service
+
+QUERY_FIELDS_MAX = 32
+ITEM: Final = "{id}"
+
+
+class Call:
+    """One request in hand, its caller known."""
+
+    __slots__ = ("body", "holder", "item", "packed_in", "packed_out", "query", "raw", "stopping")
+
+    def __init__(
+        self, item: str, query: Any, raw: bytes, holder: Holder, packed: tuple[bool, bool], *, stopping: bool
+    ) -> None:
+        self.item = item
+        """The id in the path, decoded; "" where the path has none."""
+        self.query = query
+        self.raw = raw
+        self.body: Any = None
+        """What the route's reader made of `raw`."""
+        self.holder = holder
+        self.packed_in, self.packed_out = packed
+        self.stopping = stopping
+        """This node is on its way down."""
+
+
+Handler = Callable[[Service, Call], Awaitable[Answer]]
+
+
+class Route(NamedTuple):
+    """One call of the contract."""
+
+    method: str
+    path: str
+    operation: str
+    """A stable name, for documents and generated clients."""
+    summary: str
+    handler: Handler
+    answers: dict[int, type | None]
+    """Status to body of each answer that is no problem; None: no body, or one that is no Struct."""
+    role: str | None
+    """What the caller's token must allow; None: anybody may call, also while the node stops."""
+    read: Callable[[bytes, bool], Any]
+    """Makes the call's body of the bytes and whether they are MessagePack. Raises: `Failure`."""
+    request: type[wire.Request] = wire.Empty
+    query: type[wire.Request] = wire.NoQuery
+    leader: bool = True
+    """Only the leader can serve it (unless the query asks for a local reading)."""
+    repeats: Callable[[Any], bool] = lambda body: True
+    """Whether this body may be sent again when the first sending's outcome is not known."""
+
+
+class Router:
+    """Finds routes. Paths have their item, if any, as third part: `/v1/jobs/{id}/cancel`."""
+
+    def __init__(self, routes: Iterable[Route]) -> None:
+        self._fixed: dict[str, dict[str, Route]] = {}
+        self._items: dict[str, dict[str, Route]] = {}
+        for route in routes:
+            fixed = ITEM not in route.path
+            table = self._fixed if fixed else self._items
+            methods = table.setdefault(route.path if fixed else route.path.replace(ITEM, ""), {})
+            assert route.method not in methods, f"two routes for {route.method} {route.path}"
+            methods[route.method] = route
+
+    def find(self, method: str, path: str) -> tuple[Route, str]:
+        """The route and the decoded item ("" for none).
+
+        Raises: `Failure`: `not_found`, `method_not_allowed`, `malformed`.
+        """
+        fixed = self._fixed.get(path)
+        if fixed is not None and method in fixed:
+            return fixed[method], ""
+        parts = path.split("/", 5)
+        items = None
+        if len(parts) > 3 and parts[3]:
+            item, parts[3] = parts[3], ""
+            items = self._items.get("/".join(parts))
+            if items is not None and method in items:
+                return items[method], decode_item(item)
+        if fixed is None and items is None:
+            raise Failure("not_found", f"there is nothing at {path[:200]!r}: see /openapi.json")
+        allowed = ", ".join(sorted({*(fixed or {}), *(items or {})}))
+        lines = f"Allow: {allowed}\r\n".encode()
+        raise Failure("method_not_allowed", f"this address takes {allowed}", header_lines=lines)
+
+
+def decode_item(item: str) -> str:
+    """The id that a part of a path names. Raises: `Failure("not_found")` for one that no job can have."""
+    if "%" in item:
+        try:
+            item = unquote(item, errors="strict")
+        except UnicodeDecodeError as error:
+            raise Failure("malformed", "the id in the path is not percent-encoded UTF-8") from error
+    if len(item) > 200 or not item.isprintable():
+        _require_id(item)
+    return item
+
+
+def _require_id(item: str) -> None:
+    try:
+        item.encode()
+        msgspec.convert(item, wire.JobId)
+    except (UnicodeEncodeError, msgspec.ValidationError) as error:
+        raise Failure("not_found", "no job can have this id") from error
+
+
+def read_query(text: str, shape: type[wire.Request]) -> Any:
+    """The checked query. Raises: `Failure`: `malformed`, `invalid` (an unknown or doubled parameter too)."""
+    try:
+        pairs = parse_qsl(
+            text, keep_blank_values=True, strict_parsing=bool(text), errors="strict", max_num_fields=QUERY_FIELDS_MAX
+        )
+    except ValueError as error:
+        raise Failure("malformed", f"the query cannot be parsed: {error}") from error
+    given = dict(pairs)
+    if len(given) < len(pairs):
+        doubled = next(name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1)
+        raise errors.field_failure("invalid", f"/{doubled}", "is given more than once")
+    try:
+        return msgspec.convert(given, shape, strict=False)
+    except msgspec.ValidationError as error:
+        raise errors.invalid(error) from error

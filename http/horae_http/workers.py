@@ -1,0 +1,161 @@
+"""The calls of workers: claim, heartbeat, and the three endings, one by one and in bulk.
+
+Not here: leases and fencing (the machine's). Next to read: `answer.py`, where a claim that nobody waits for any more is
+given back.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from horae import wire
+from horae_http import codec, errors
+from horae_http.answer import Answer
+from horae_http.codec import BodyReader
+from horae_http.errors import Failure
+from horae_http.jobs import require_own_job
+from horae_http.routing import Call, Route
+from horae_node.errors import NotApplied, OutcomeUnknown
+from horae_node.service import Refused, Service
+
+
+async def claim_jobs(service: Service, call: Call) -> Answer:
+    request: wire.ClaimRequest = call.body
+    if call.holder.queues is not None:
+        for position, queue in enumerate(request.queues):
+            call.holder.require_queue(queue, f"/queues/{position}")
+    delivery = await service.claim(request)
+    answer = codec.answer(200, delivery.answer, call.packed_out)
+    answer.delivery = delivery
+    return answer
+
+
+async def heartbeat(service: Service, call: Call) -> Answer:
+    request: wire.HeartbeatRequest = call.body
+    for position, beat in enumerate(request.leases):
+        codec.settle(beat, "progress", call.packed_in, wire.PROGRESS_BYTES_MAX, f"/leases/{position}")
+        await require_own_job(service, call, beat.job_id)
+    return codec.answer(200, await service.heartbeat(request), call.packed_out)
+
+
+async def complete_job(service: Service, call: Call) -> Answer:
+    await require_own_job(service, call, call.item)
+    codec.settle(call.body, "result", call.packed_in, wire.RESULT_BYTES_MAX)
+    return codec.answer(200, await service.complete(call.item, call.body), call.packed_out)
+
+
+async def fail_job(service: Service, call: Call) -> Answer:
+    await require_own_job(service, call, call.item)
+    return codec.answer(200, await service.fail(call.item, call.body), call.packed_out)
+
+
+async def release_job(service: Service, call: Call) -> Answer:
+    await require_own_job(service, call, call.item)
+    codec.settle(call.body, "progress", call.packed_in, wire.PROGRESS_BYTES_MAX)
+    return codec.answer(200, await service.release(call.item, call.body), call.packed_out)
+
+
+async def end_leases(service: Service, call: Call) -> Answer:
+    """One result an item, in order: an item whose result is too large must not keep the others from being reported."""
+    request: wire.EndingsRequest = call.body
+    items = request.leases
+    for item in items:
+        await require_own_job(service, call, item.job_id)
+    failures = [_settle_ending(item, call.packed_in) for item in items]
+    request.leases = [item for item, failure in zip(items, failures, strict=True) if failure is None]
+    ended = iter(await service.end_many(request) if request.leases else ())
+    results = [
+        _ending_result(item, next(ended) if failure is None else failure)
+        for item, failure in zip(items, failures, strict=True)
+    ]
+    return codec.answer(200, wire.EndingsAnswer(results), call.packed_out)
+
+
+def _settle_ending(item: wire.EndingRequest, packed: bool) -> Failure | None:
+    try:
+        codec.settle(item, "result", packed, wire.RESULT_BYTES_MAX)
+        codec.settle(item, "progress", packed, wire.PROGRESS_BYTES_MAX)
+    except Failure as failure:
+        return failure
+    return None
+
+
+def _ending_result(
+    item: wire.EndingRequest, result: wire.JobView | Refused | NotApplied | OutcomeUnknown | Failure
+) -> wire.EndingResult:
+    if isinstance(result, wire.JobView):
+        return wire.EndingResult(job_id=item.job_id, status="ok", job=result)
+    return wire.EndingResult(job_id=item.job_id, status="error", error=errors.problem_of(result))
+
+
+_JOB: Final[dict[int, type | None]] = {200: wire.JobView}
+
+ROUTES: Final[tuple[Route, ...]] = (
+    Route(
+        "POST",
+        "/v1/claims",
+        "claimJobs",
+        "Claim ready jobs of some queues; waits for one, at most `wait_seconds`.",
+        claim_jobs,
+        {200: wire.ClaimAnswer},
+        "work",
+        BodyReader(wire.ClaimRequest).read,
+        wire.ClaimRequest,
+        repeats=lambda body: body.claim_id is not None,
+    ),
+    Route(
+        "POST",
+        "/v1/leases/heartbeat",
+        "heartbeatLeases",
+        "Renew leases, and learn which are lost or to be cancelled.",
+        heartbeat,
+        {200: wire.HeartbeatAnswer},
+        "work",
+        BodyReader(wire.HeartbeatRequest).read,
+        wire.HeartbeatRequest,
+    ),
+    Route(
+        "POST",
+        "/v1/leases/complete",
+        "endLeases",
+        "Complete, fail or release many jobs, each with its own result, in order.",
+        end_leases,
+        {200: wire.EndingsAnswer},
+        "work",
+        BodyReader(wire.EndingsRequest).read,
+        wire.EndingsRequest,
+    ),
+    Route(
+        "POST",
+        "/v1/jobs/{id}/complete",
+        "completeJob",
+        "End an attempt well.",
+        complete_job,
+        _JOB,
+        "work",
+        BodyReader(wire.CompleteRequest).read,
+        wire.CompleteRequest,
+    ),
+    Route(
+        "POST",
+        "/v1/jobs/{id}/fail",
+        "failJob",
+        "End an attempt with an error.",
+        fail_job,
+        _JOB,
+        "work",
+        BodyReader(wire.FailRequest).read,
+        wire.FailRequest,
+    ),
+    Route(
+        "POST",
+        "/v1/jobs/{id}/release",
+        "releaseJob",
+        "Hand a job back, the attempt not counted.",
+        release_job,
+        _JOB,
+        "work",
+        BodyReader(wire.ReleaseRequest).read,
+        wire.ReleaseRequest,
+    ),
+)
