@@ -16,6 +16,9 @@ Row = tuple[Any, ...]
 
 MAX_KEY_BYTES = 511
 
+TXN_BYTES_MAX = 64 << 20
+"""What a transaction may hold before its owner must commit: well below the part of LMDB's map that is kept free."""
+
 
 class View(Protocol):
     """A consistent reading of the store. A view of the open transaction sees that transaction's own writes."""
@@ -43,16 +46,20 @@ class Txn(View, Protocol):
     """The open write transaction. Every write is seen at once by reads of the same transaction."""
 
     def put(self, key: bytes, row: Row) -> None:
-        """Set the row at `key`. Raises: ValueError for an empty or too long key; `StorageFull` when there is no room."""
+        """Set the row at `key`.
+
+        Raises: ValueError for an empty or too long key, TypeError or OverflowError for a row that cannot be encoded
+        (nothing is written); `StorageFailed` (fatal) when the transaction outgrew what the store can hold open.
+        """
         ...
 
     def delete(self, key: bytes) -> bool:
-        """Remove `key`; False when it was not there."""
+        """Remove `key`; False when it was not there (then the digest stays as it is)."""
         ...
 
     @property
     def digest(self) -> int:
-        """An unsigned 32-bit chain over every put and delete, in order, since `seed_digest` was last called.
+        """An unsigned 32-bit chain over every put and effective delete, in order, since `seed_digest` was last called.
 
         Same writes in the same order from the same seed give the same value on every implementation and machine.
         """
@@ -60,6 +67,21 @@ class Txn(View, Protocol):
 
     def seed_digest(self, value: int) -> None:
         """Start the chain at `value` (the machine does so at each log entry, with the value it stored last)."""
+        ...
+
+
+class Frozen(Protocol):
+    """The state as it was committed at one moment, held still for a copy while the owner goes on writing."""
+
+    def copy_to(self, path: Path) -> None:
+        """Write a compacted copy to `path` (a file that must not exist), synced. On any thread; it blocks.
+
+        Raises: `StorageFull` (nothing is left at `path`); `StorageFailed`.
+        """
+        ...
+
+    def release(self) -> None:
+        """Let go. Until then the store cannot reuse what was freed since. On any thread; a second call does nothing."""
         ...
 
 
@@ -76,11 +98,16 @@ class Store(Protocol):
         """True when the open transaction holds writes that are not committed."""
         ...
 
-    def commit(self) -> None:
-        """Make all writes so far durable (synced), atomically; then a new transaction is open.
+    @property
+    def dirty_bytes(self) -> int:
+        """Bytes put since the last commit. The owner commits before it reaches `TXN_BYTES_MAX`."""
+        ...
 
-        Raises: `StorageFull` (nothing lost: the transaction's writes stay readable in it only until the caller aborts;
-        the caller must treat it as definite and replay from the log); `StorageFailed` (fatal) for any other error.
+    def commit(self) -> None:
+        """Make all writes so far durable (synced), atomically; then a new transaction is open. Clean: nothing happens.
+
+        Raises: `StorageFull` (definite, and nothing is lost: the same transaction stays open, with its writes; call
+        again when there may be room); `StorageFailed` (fatal) for any other error.
         """
         ...
 
@@ -88,17 +115,22 @@ class Store(Protocol):
         """Drop every write since the last commit; a new transaction is open on what was committed."""
         ...
 
-    def copy_to(self, path: Path) -> None:
-        """Write a compacted copy of the last *committed* state to `path` (a file that must not exist), synced.
+    def freeze(self) -> Frozen:
+        """Hold the last *committed* state still, to be copied on another thread: later commits are not in it.
 
-        May be called on another thread while the owner goes on writing. The copy is consistent.
+        On the owner's thread, so that it is sure which commit that is. The caller releases it.
         """
+        ...
+
+    def copy_to(self, path: Path) -> None:
+        """`freeze`, copy, release: for a caller to whom it does not matter which commit it gets. On any thread."""
         ...
 
     def install(self, path: Path) -> None:
         """Replace the whole state by the copy at `path` (a file that `copy_to` wrote), atomically, consuming it.
 
-        A crash at any moment leaves the old state or the new one. The open transaction is dropped.
+        A crash at any moment leaves the old state or the new one. The open transaction is dropped. Frozen states of
+        the old one stay good until released. Raises: `StorageFull` (the old state stays); `StorageFailed`; `Corrupt`.
         """
         ...
 

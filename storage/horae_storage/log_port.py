@@ -64,7 +64,10 @@ class RaftLog(Protocol):
         ...
 
     def seal(self) -> int:
-        """Close the open group, hand it to the writer; the number of the last group (0 before any). Empty: no new group."""
+        """Close the open group and hand it to the writer; the number of the last group (0 before any).
+
+        Nothing in the open group: no new one.
+        """
         ...
 
     @property
@@ -78,11 +81,15 @@ class RaftLog(Protocol):
         ...
 
     def on_durable(self, callback: Callable[[int], None]) -> None:
-        """Call `callback(durable)` on the owner's loop each time `durable` has grown. One callback; set before writing."""
+        """Call `callback(durable)` on the owner's loop each time `durable` has grown. One, set before writing."""
         ...
 
     def on_failure(self, callback: Callable[[BaseException], None]) -> None:
-        """Call `callback(error)` on the owner's loop when a write or sync failed. Nothing after it becomes durable."""
+        """Call `callback(error)` on the owner's loop when a write or sync failed.
+
+        `StorageFull`: nothing becomes durable while the disk is full, nothing is lost, and `durable` grows again when
+        there is room; called once each time it fills up. Any other error is fatal: nothing becomes durable any more.
+        """
         ...
 
     def size_bytes(self) -> int:

@@ -1,0 +1,164 @@
+"""A node's data directory: whose it is, that only one process has it, and that nothing of it has gone missing.
+
+The identity is written before anything else and a lock is held while the directory is open. Once state and log have
+been made, `mark_initialised` writes that down: from then on a missing one is refused, because a node that forgot its
+vote or its entries can make a cluster forget what it acknowledged. Not here: what the files hold. Next: `lmdb_kv.py`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from horae_storage.errors import DirectoryInUse, DirectoryUnusable, ForeignDirectory
+from horae_storage.files import sweep_temporaries, write_atomically
+
+FORMAT_VERSION = 1
+
+_IDENTITY_NAME = "identity.json"
+_LOCK_NAME = "lock"
+_FOLDERS = ("state", "log", "snapshots")
+
+
+class Directory:
+    """An open data directory: `open_directory` makes it, `close` lets others have it."""
+
+    def __init__(self, path: Path, lock_fd: int, identity: dict[str, Any]) -> None:
+        self.path = path
+        self.state = path / "state"
+        self.log = path / "log"
+        self.snapshots = path / "snapshots"
+        self._lock_fd: int | None = lock_fd
+        self._identity = identity
+
+    @property
+    def initialised(self) -> bool:
+        """True when state and log have been made here before: they must exist, and are never made again."""
+        return bool(self._identity["initialised"])
+
+    def mark_initialised(self) -> None:
+        """Write down, synced, that state and log exist. A second call does nothing. Raises: `DirectoryUnusable`."""
+        if not self.initialised:
+            self._identity["initialised"] = True
+            _write_identity(self.path, self._identity)
+
+    def close(self) -> None:
+        """Give up the lock. A second call does nothing."""
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+
+def open_directory(path: Path, cluster: str, node_id: str) -> Directory:
+    """Open the data directory of this node, made when it is new; sweeps half-finished files of an earlier process.
+
+    Raises: `ForeignDirectory`, `DirectoryInUse`, `DirectoryUnusable`; then nothing of it has changed.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock_fd = _lock(path)
+    except OSError as error:
+        raise _unusable(path, error) from error
+    try:
+        return _open_locked(path, lock_fd, cluster, node_id)
+    except BaseException:
+        os.close(lock_fd)
+        raise
+
+
+def _open_locked(path: Path, lock_fd: int, cluster: str, node_id: str) -> Directory:
+    try:
+        identity = _read_identity(path)
+        if identity is None:
+            identity = _new_identity(path, cluster, node_id)
+            _write_identity(path, identity)
+        _require_own(path, identity, cluster, node_id)
+        directory = Directory(path, lock_fd, identity)
+        if directory.initialised:
+            _require_complete(directory)
+        for folder in (directory.state, directory.log, directory.snapshots):
+            folder.mkdir(exist_ok=True)
+        for folder in (path, directory.state, directory.log, directory.snapshots):
+            sweep_temporaries(folder)
+    except OSError as error:
+        raise _unusable(path, error) from error
+    return directory
+
+
+def _lock(path: Path) -> int:
+    """The descriptor that holds the lock: the kernel frees it when the process ends, however it ends."""
+    fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        raise DirectoryInUse(
+            f"data directory {path} is in use by another process: stop it, or give this node a directory of its own"
+        ) from error
+    return fd
+
+
+def _read_identity(path: Path) -> dict[str, Any] | None:
+    try:
+        text = (path / _IDENTITY_NAME).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    try:
+        identity = json.loads(text)
+        known = {"format_version": int, "cluster": str, "node_id": str, "initialised": bool}
+        if not all(isinstance(identity[name], kind) for name, kind in known.items()):
+            raise ValueError("wrong types")
+    except (ValueError, KeyError, TypeError) as error:
+        raise DirectoryUnusable(
+            f"{path / _IDENTITY_NAME} is damaged: restore it from a backup, or start this node anew under a new id"
+        ) from error
+    return dict(identity)
+
+
+def _new_identity(path: Path, cluster: str, node_id: str) -> dict[str, Any]:
+    """Raises: `DirectoryUnusable` where data lies that nobody owns."""
+    for folder in (path / name for name in _FOLDERS):
+        if folder.is_dir() and any(folder.iterdir()):
+            raise DirectoryUnusable(
+                f"{folder} holds data, but {_IDENTITY_NAME} is missing beside it: restore it, or take an empty one"
+            )
+    return {"format_version": FORMAT_VERSION, "cluster": cluster, "node_id": node_id, "initialised": False}
+
+
+def _write_identity(path: Path, identity: dict[str, Any]) -> None:
+    try:
+        write_atomically(path / _IDENTITY_NAME, json.dumps(identity, indent=1).encode() + b"\n")
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def _require_own(path: Path, identity: dict[str, Any], cluster: str, node_id: str) -> None:
+    found = identity["cluster"], identity["node_id"]
+    if found != (cluster, node_id):
+        raise ForeignDirectory(
+            f"data directory {path} belongs to node {found[1]!r} of cluster {found[0]!r}, this is node {node_id!r} of "
+            f"cluster {cluster!r}: mend the configuration, or choose another directory"
+        )
+    if identity["format_version"] != FORMAT_VERSION:
+        raise DirectoryUnusable(
+            f"data directory {path} has format {identity['format_version']}, this program reads {FORMAT_VERSION}: "
+            "run the version that wrote it"
+        )
+
+
+def _require_complete(directory: Directory) -> None:
+    """Raises: `DirectoryUnusable` when state or log has gone."""
+    for folder in (directory.state, directory.log):
+        if not folder.is_dir() or not any(folder.glob("*.mdb")):
+            raise DirectoryUnusable(
+                f"the data in {folder} is missing: restore it, or empty {directory.path} and start under a new node id"
+            )
+
+
+def _unusable(path: Path, error: OSError) -> DirectoryUnusable:
+    return DirectoryUnusable(
+        f"data directory {path} cannot be used: {error.strerror}: mend its owner, mode or disk, or choose another"
+    )

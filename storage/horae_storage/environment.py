@@ -1,0 +1,230 @@
+"""One LMDB file, opened so that it keeps what was acknowledged: the only place that opens LMDB.
+
+Default sync mode and no writemap: measured, the only mode in which power cuts lost and corrupted nothing. The file is
+looked at before it is mapped (a truncated one is SIGBUS at the first read), the map grows before it is needed (LMDB
+cannot grow under an open transaction), and room on the disk is reserved ahead, so that a full disk is found out
+before a transaction is tried, not in the middle of it. Not here: what is stored. Next: `lmdb_kv.py`, `raft_log.py`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lmdb
+
+from horae_storage.errors import Corrupt, StorageError, StorageFailed, StorageFull
+from horae_storage.files import publish, temporary_of
+
+MAP_BYTES = 1 << 30
+"""First map size: address space only, no disk, no memory. It doubles when 60 % of it are used."""
+
+RESERVE_BYTES = 16 << 20
+"""Room taken on the disk ahead of the last page: what the commits of a second of heavy load grow the file by."""
+
+MAX_READERS = 1024
+"""Slots for read transactions (default 126): copies and scans of other threads, and what a killed process left."""
+
+_GROW_NUMERATOR, _GROW_DENOMINATOR = 6, 10
+
+_PAGE_HEADER_BYTES = 16
+_META = struct.Struct("<IIQQ48s48sQQ")  # magic, version, address, map size, free db, main db, last page, txn id
+_META_MAGIC = 0xBEEFC0DE
+_PAGE_SIZES = frozenset(1 << n for n in range(9, 17))
+
+_FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
+_CORRUPT_ERRORS = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)
+
+
+class FileShape(NamedTuple):
+    """What the newest meta page of an LMDB file says."""
+
+    page_bytes: int
+    used_bytes: int
+    """Bytes up to and with the last page: a shorter file is truncated."""
+
+
+class Environment:
+    """An open LMDB file. One per process and path; write transactions stay on the thread that began them."""
+
+    def __init__(
+        self, path: Path, *, create: bool = True, map_bytes: int = MAP_BYTES, reserve_bytes: int = RESERVE_BYTES
+    ) -> None:
+        """Open the file at `path`, making it first when it is missing and `create` says so.
+
+        Raises: `Corrupt` for a missing, truncated or foreign file; `StorageFull`; `StorageFailed`.
+        """
+        self.path = path
+        if not path.exists():
+            if not create:
+                raise Corrupt(f"{path} is missing: restore it, or let this node join again under a new id")
+            _create_file(path)
+        shape = read_shape(path)
+        self._page_bytes = shape.page_bytes
+        self._reserve_bytes = reserve_bytes
+        self._map_bytes = max(map_bytes, 2 * shape.used_bytes)
+        self._lmdb = _open(path, self._map_bytes)
+        self._fd = os.open(path, os.O_RDWR)
+        self._reserved_bytes = os.fstat(self._fd).st_size
+        self._closed = False
+        self.reserve()
+
+    def begin(self) -> Any:
+        """A write transaction of py-lmdb, with at least 40 % of the map free for it. Raises: `StorageFailed`."""
+        try:
+            self.grow_when_needed()
+            return self._lmdb.begin(write=True)
+        except lmdb.Error as error:
+            raise as_storage_error(error, self.path) from error
+
+    def begin_read(self) -> Any:
+        """A read transaction of py-lmdb on what is committed. It may move to another thread.
+
+        Raises: `StorageFailed`.
+        """
+        try:
+            return self._lmdb.begin()
+        except lmdb.Error as error:
+            raise as_storage_error(error, self.path) from error
+
+    def grow_when_needed(self) -> None:
+        """Double the map until 40 % of it are free. No transaction may be open on it."""
+        used = self.used_bytes()
+        while used * _GROW_DENOMINATOR > self._map_bytes * _GROW_NUMERATOR:
+            self.grow()
+
+    def grow(self) -> None:
+        """Double the map. No transaction may be open on it."""
+        self._map_bytes *= 2
+        self._lmdb.set_mapsize(self._map_bytes)
+
+    def reserve(self) -> bool:
+        """See to room on the disk beyond the last page; False when the disk does not give at least a quarter of it.
+
+        Called before a commit: True means that the commit does not meet a full disk, unless it alone grows the file
+        by more than that.
+        """
+        used = self.used_bytes()
+        least = used + self._reserve_bytes // 4
+        if self._reserved_bytes >= least:
+            return True
+        return self._allocate(used + self._reserve_bytes) or self._allocate(least)
+
+    def _allocate(self, until: int) -> bool:
+        try:
+            os.posix_fallocate(self._fd, self._reserved_bytes, until - self._reserved_bytes)
+        except OSError as error:
+            if error.errno in _FULL_ERRNOS:
+                return False
+            raise StorageFailed(f"cannot reserve room for {self.path}: {error.strerror}") from error
+        self._reserved_bytes = until
+        return True
+
+    def used_bytes(self) -> int:
+        """Bytes up to the last page of the committed state (free pages within included)."""
+        return int(self._lmdb.info()["last_pgno"] + 1) * self._page_bytes
+
+    def copy_compact(self, fd: int, txn: Any) -> None:
+        """Write a compacted copy of what the read transaction `txn` sees to the file descriptor, unsynced.
+
+        Compact only: the plain copy of LMDB waits for the open write transaction. Raises: `StorageError`.
+        """
+        try:
+            self._lmdb.copyfd(fd, compact=True, txn=txn)
+        except lmdb.Error as error:
+            raise as_storage_error(error, self.path) from error
+
+    def close(self) -> None:
+        """Free everything; open transactions are aborted by their owner first. A second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._lmdb.close()
+            os.close(self._fd)
+
+
+def as_storage_error(error: lmdb.Error, path: Path) -> StorageError:
+    """What an error of LMDB means for the caller."""
+    if isinstance(error, _CORRUPT_ERRORS):
+        return Corrupt(f"{path}: {error}: rebuild this node from the others")
+    if isinstance(error, lmdb.DiskError):
+        return StorageFull(f"{path}: no room on the disk")
+    return StorageFailed(f"{path}: {error}")
+
+
+def read_shape(path: Path) -> FileShape:
+    """Check that the file is LMDB's and complete, without mapping it.
+
+    Raises: `Corrupt` when no meta page is whole or the file is shorter than its last page; `StorageFailed`.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(2 * max(_PAGE_SIZES))
+            size = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise StorageFailed(f"cannot read {path}: {error.strerror}") from error
+    shape = _newest_shape(head)
+    if shape is None:
+        raise Corrupt(f"{path} is not a data file of this program: rebuild this node from the others")
+    if size < shape.used_bytes:
+        raise Corrupt(f"{path} is truncated ({size} of {shape.used_bytes} bytes): rebuild this node from the others")
+    return shape
+
+
+def _newest_shape(head: bytes) -> FileShape | None:
+    first = _read_meta(head, 0)
+    if first is None:
+        return None
+    page_bytes = first[1].page_bytes
+    second = _read_meta(head, page_bytes)
+    return max(first, second)[1] if second is not None else first[1]
+
+
+def _read_meta(head: bytes, offset: int) -> tuple[int, FileShape] | None:
+    """Transaction id and shape of the meta page at `offset`, or None when it is not one."""
+    start = offset + _PAGE_HEADER_BYTES
+    if len(head) < start + _META.size:
+        return None
+    magic, _, _, _, free_db, _, last_page, txn_id = _META.unpack_from(head, start)
+    page_bytes = int.from_bytes(free_db[:4], "little")
+    if magic != _META_MAGIC or page_bytes not in _PAGE_SIZES:
+        return None
+    return txn_id, FileShape(page_bytes, (last_page + 1) * page_bytes)
+
+
+def _open(path: Path, map_bytes: int) -> Any:
+    try:
+        env = lmdb.open(
+            str(path),
+            map_size=map_bytes,
+            subdir=False,
+            create=False,
+            max_readers=MAX_READERS,
+            max_spare_txns=0,  # a cached read transaction would pin old pages, and must not live through a fork
+        )
+        env.reader_check()
+    except lmdb.Error as error:
+        raise as_storage_error(error, path) from error
+    return env
+
+
+def _create_file(path: Path) -> None:
+    """Make an empty environment, complete before it has its name: LMDB does not sync its first pages by itself."""
+    temporary = temporary_of(path)
+    temporary.unlink(missing_ok=True)
+    try:
+        lmdb.open(str(temporary), map_size=1 << 20, subdir=False, lock=False).close()
+        publish(temporary, path)
+    except lmdb.Error as error:
+        raise as_storage_error(error, path) from error
+    except OSError as error:
+        raise as_file_error(error, path) from error
+
+
+def as_file_error(error: OSError, path: Path) -> StorageError:
+    """What an error of the operating system means for the caller."""
+    if error.errno in _FULL_ERRNOS:
+        return StorageFull(f"{path}: no room on the disk")
+    return StorageFailed(f"{path}: {error.strerror}")

@@ -1,0 +1,56 @@
+"""Small deeds on files that must survive a power cut: what is renamed here is complete and synced before its name is.
+
+Not here: what the files hold. Next to read: `directory.py`, `snapshot.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+TEMPORARY_SUFFIX = ".tmp"
+"""Every half-finished file carries it, so that a start can sweep what a crash left."""
+
+
+def temporary_of(path: Path) -> Path:
+    """Where `path` is written before it gets its name: beside it, so that the rename stays on one file system."""
+    return path.with_name(path.name + TEMPORARY_SUFFIX)
+
+
+def sync_file(path: Path) -> None:
+    """Make the bytes of the file durable. Raises: OSError."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in the directory durable: a rename is lost in a power cut until this returns. Raises: OSError."""
+    sync_file(path)
+
+
+def publish(temporary: Path, path: Path) -> None:
+    """Give a complete temporary file its name, durably: a crash leaves the old file or the whole new one.
+
+    Raises: OSError.
+    """
+    sync_file(temporary)
+    os.replace(temporary, path)
+    sync_directory(path.parent)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace the content of `path`, durably: a crash leaves the old content or the new. Raises: OSError."""
+    temporary = temporary_of(path)
+    temporary.write_bytes(data)
+    publish(temporary, path)
+
+
+def sweep_temporaries(directory: Path) -> list[Path]:
+    """Delete what a crash left half-finished in `directory`; the files deleted. Raises: OSError."""
+    swept = sorted(p for p in directory.iterdir() if p.is_file() and p.name.endswith(TEMPORARY_SUFFIX))
+    for path in swept:
+        path.unlink()
+    return swept

@@ -1,0 +1,336 @@
+"""The node's store: the state tables in one LMDB file, one open write transaction on the thread of its owner.
+
+The file's name is a generation, `00000001.mdb`. `install` gives a copy the next number: one rename, and the highest
+number is the state, so that a crash leaves the old state or the new one, and a copy of the old that still runs on
+another thread ends in peace. Not here: jobs, and how often to commit. Next to read: `environment.py`, `snapshot.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import lmdb
+from msgpack import Packer, unpackb
+
+from horae_storage.environment import MAP_BYTES, RESERVE_BYTES, Environment, as_file_error, as_storage_error
+from horae_storage.errors import StorageFailed, StorageFull
+from horae_storage.files import publish, sweep_temporaries, sync_directory, temporary_of
+from horae_storage.kv import Row
+from horae_storage.rows import CRC_BYTES, DELETED, INTACT, corrupt_row, require_key
+
+_SUFFIX = ".mdb"
+_LOCK_SUFFIX = "-lock"  # LMDB's own name for the file of its reader table
+
+
+class LmdbTxn:
+    """The open write transaction over LMDB (port `Txn`).
+
+    Its methods are the hottest of the product: bound functions in slots, the row's bytes made and checked in place.
+    """
+
+    __slots__ = ("_cursor", "_delete", "_digest", "_get", "_pack", "_path", "_put", "written_bytes")
+
+    def __init__(self, txn: Any, path: Path) -> None:
+        self._get = txn.get
+        self._put = txn.put
+        self._delete = txn.delete
+        self._cursor = txn.cursor
+        self._pack = Packer().pack
+        self._path = path
+        self._digest = 0
+        self.written_bytes = 0
+        """Bytes of the keys and rows written so far; 0 means that there is nothing to commit."""
+
+    def get(self, key: bytes) -> Row | None:
+        try:
+            value = self._get(key)
+        except lmdb.Error as error:
+            raise self._failure(error, key) from error
+        if value is None:
+            return None
+        if crc32(value, crc32(key)) != INTACT:
+            raise corrupt_row(key)
+        return unpackb(value[:-CRC_BYTES], use_list=False)  # type: ignore[no-any-return]
+
+    def put(self, key: bytes, row: Row) -> None:
+        packed = self._pack(row)
+        crc = crc32(packed, crc32(key)).to_bytes(CRC_BYTES, "little")
+        try:
+            self._put(key, packed + crc)
+        except lmdb.Error as error:
+            raise self._failure(error, key) from error
+        self._digest = crc32(crc, self._digest)
+        self.written_bytes += len(packed)
+
+    def delete(self, key: bytes) -> bool:
+        try:
+            if not self._delete(key):
+                return False
+        except lmdb.Error as error:
+            raise self._failure(error, key) from error
+        self._digest = crc32(key, self._digest ^ DELETED)
+        self.written_bytes += len(key)
+        return True
+
+    def scan(self, start: bytes, stop: bytes, *, limit: int, reverse: bool = False) -> list[tuple[bytes, Row]]:
+        try:
+            pairs = list(islice(self._pairs(start, stop, reverse), limit))
+        except lmdb.Error as error:
+            raise self._failure(error, start) from error
+        rows: list[tuple[bytes, Row]] = []
+        for key, value in pairs:
+            if crc32(value, crc32(key)) != INTACT:
+                raise corrupt_row(key)
+            rows.append((key, unpackb(value[:-CRC_BYTES], use_list=False)))
+        return rows
+
+    def keys(self, start: bytes, stop: bytes, *, limit: int, reverse: bool = False) -> list[bytes]:
+        try:
+            cursor = self._cursor()
+            if not reverse:
+                if not cursor.set_range(start):
+                    return []
+                return list(islice(takewhile(stop.__gt__, cursor.iternext(True, False)), limit))
+            if not _seek_below(cursor, stop):
+                return []
+            return list(islice(takewhile(start.__le__, cursor.iterprev(True, False)), limit))
+        except lmdb.Error as error:
+            raise self._failure(error, start) from error
+
+    @property
+    def digest(self) -> int:
+        return self._digest
+
+    def seed_digest(self, value: int) -> None:
+        self._digest = value
+
+    def _pairs(self, start: bytes, stop: bytes, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
+        cursor = self._cursor()
+        if not reverse:
+            if cursor.set_range(start):
+                for pair in cursor.iternext():
+                    if pair[0] >= stop:
+                        return
+                    yield pair
+        elif _seek_below(cursor, stop):
+            for pair in cursor.iterprev():
+                if pair[0] < start:
+                    return
+                yield pair
+
+    def _failure(self, error: lmdb.Error, key: bytes) -> Exception:
+        """What a failed call means. A full map or disk dooms the transaction: LMDB refuses all later calls."""
+        if isinstance(error, lmdb.BadValsizeError):
+            require_key(key)
+        failure = as_storage_error(error, self._path)
+        return StorageFailed(str(failure)) if isinstance(failure, StorageFull) else failure
+
+
+def _seek_below(cursor: Any, stop: bytes) -> bool:
+    """Put the cursor on the last key below `stop`; False when there is none."""
+    return bool(cursor.prev() if cursor.set_range(stop) else cursor.last())
+
+
+class LmdbFrozen:
+    """The state as it was committed when `LmdbStore.freeze` was called (port `Frozen`). It pins old pages: be brief."""
+
+    def __init__(self, env: Environment, txn: Any, on_release: Any) -> None:
+        self._env = env
+        self._txn = txn
+        self._on_release = on_release
+        self._lock = threading.Lock()
+
+    def copy_to(self, path: Path) -> None:
+        temporary = temporary_of(path)
+        try:
+            with self._lock:
+                fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+                try:
+                    self._env.copy_compact(fd, self._txn)
+                finally:
+                    os.close(fd)
+            publish_new(temporary, path)
+        except OSError as error:
+            raise as_file_error(error, path) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def release(self) -> None:
+        with self._lock:
+            on_release, self._on_release = self._on_release, None
+        if on_release is not None:
+            self._txn.abort()
+            on_release(self._env)
+
+
+class LmdbStore:
+    """The state in a directory of its own (port `Store`). All calls but `copy_to` come on the thread that made it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        create: bool = True,
+        map_bytes: int = MAP_BYTES,
+        reserve_bytes: int = RESERVE_BYTES,
+    ) -> None:
+        """Open the newest state in `directory`, or make an empty one when there is none and `create` says so.
+
+        Raises: `Corrupt` for a missing (`create` false), truncated or damaged file; `StorageFull`; `StorageFailed`.
+        """
+        self._directory = directory
+        self._map_bytes = map_bytes
+        self._reserve_bytes = reserve_bytes
+        self._pins: dict[Environment, int] = {}
+        self._pins_lock = threading.Lock()
+        self._closed = False
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            sweep_temporaries(directory)
+            self._generation = _sweep_old_generations(directory)
+        except OSError as error:
+            raise as_file_error(error, directory) from error
+        self._env = self._open(create=create)
+        self._begin()
+
+    @property
+    def txn(self) -> LmdbTxn:
+        return self._txn
+
+    @property
+    def dirty(self) -> bool:
+        return self._txn.written_bytes > 0
+
+    @property
+    def dirty_bytes(self) -> int:
+        return self._txn.written_bytes
+
+    def commit(self) -> None:
+        if not self.dirty:
+            return
+        if not self._env.reserve():
+            raise StorageFull(f"{self._directory}: no room on the disk")
+        try:
+            self._lmdb_txn.commit()
+        except lmdb.Error as error:
+            raise StorageFailed(f"{self._env.path}: the commit failed: {error}") from error
+        self._begin()
+
+    def abort(self) -> None:
+        self._lmdb_txn.abort()
+        self._begin()
+
+    def freeze(self) -> LmdbFrozen:
+        txn = self._env.begin_read()
+        with self._pins_lock:
+            self._pins[self._env] = self._pins.get(self._env, 0) + 1
+        return LmdbFrozen(self._env, txn, self._unpin)
+
+    def copy_to(self, path: Path) -> None:
+        frozen = self.freeze()
+        try:
+            frozen.copy_to(path)
+        finally:
+            frozen.release()
+
+    def install(self, path: Path) -> None:
+        following = self._generation + 1
+        target = _file_of(self._directory, following)
+        try:
+            _move_durably(path, target)
+        except OSError as error:
+            target.unlink(missing_ok=True)
+            raise as_file_error(error, target) from error
+        self._lmdb_txn.abort()
+        old = self._env
+        self._generation = following
+        self._env = self._open(create=False)
+        self._retire(old)
+        self._begin()
+
+    def size_bytes(self) -> int:
+        return sum(p.stat().st_blocks * 512 for p in self._directory.glob("*" + _SUFFIX))
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._lmdb_txn.abort()
+        self._retire(self._env, unlink=False)
+
+    def _open(self, *, create: bool) -> Environment:
+        return Environment(
+            _file_of(self._directory, self._generation),
+            create=create,
+            map_bytes=self._map_bytes,
+            reserve_bytes=self._reserve_bytes,
+        )
+
+    def _begin(self) -> None:
+        self._lmdb_txn = self._env.begin()
+        self._txn = LmdbTxn(self._lmdb_txn, self._env.path)
+
+    def _retire(self, env: Environment, *, unlink: bool = True) -> None:
+        """Close an environment, now or when the last copy of it has ended."""
+        if unlink:
+            _unlink_generation(env.path)
+        with self._pins_lock:
+            if self._pins.get(env, 0):
+                self._pins[env] = -self._pins[env]
+                return
+        env.close()
+
+    def _unpin(self, env: Environment) -> None:
+        """One copy has ended. A retired environment's count is negative: the last copy closes it."""
+        with self._pins_lock:
+            count = self._pins[env]
+            left = count - 1 if count > 0 else count + 1
+            if left:
+                self._pins[env] = left
+                return
+            del self._pins[env]
+        if count < 0:
+            env.close()
+
+
+def publish_new(temporary: Path, path: Path) -> None:
+    """As `publish`, but never over a file that is there. Raises: OSError."""
+    if path.exists():
+        raise FileExistsError(17, "the file is there already", str(path))
+    publish(temporary, path)
+
+
+def _file_of(directory: Path, generation: int) -> Path:
+    return directory / f"{generation:08d}{_SUFFIX}"
+
+
+def _sweep_old_generations(directory: Path) -> int:
+    """Delete all states but the newest; the newest's number, 1 in an empty directory. Raises: OSError."""
+    numbers = sorted(int(p.stem) for p in directory.glob("*" + _SUFFIX) if p.stem.isdigit())
+    for number in numbers[:-1]:
+        _unlink_generation(_file_of(directory, number))
+    return numbers[-1] if numbers else 1
+
+
+def _unlink_generation(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.with_name(path.name + _LOCK_SUFFIX).unlink(missing_ok=True)
+
+
+def _move_durably(source: Path, target: Path) -> None:
+    """Rename, by way of a copy where source and target are on two file systems. Raises: OSError."""
+    if source.stat().st_dev == target.parent.stat().st_dev:
+        publish(source, target)
+    else:
+        temporary = temporary_of(target)
+        shutil.copyfile(source, temporary)
+        publish(temporary, target)
+        source.unlink()
+    sync_directory(source.parent)
