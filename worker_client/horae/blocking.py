@@ -104,12 +104,23 @@ class Client:
             )
         )
 
-    def jobs(self, *, queue: str | None = None, state: str | None = None, task: str | None = None) -> Iterator[Job]:
+    def jobs(
+        self,
+        *,
+        queue: str | None = None,
+        state: str | None = None,
+        task: str | None = None,
+        schedule_id: str | None = None,
+        tag: str | None = None,
+        page: int = 200,
+    ) -> Iterator[Job]:
         cursor: str | None = None
         while True:
-            page = self.jobs_page(queue=queue, state=state, task=task, limit=200, cursor=cursor)
-            yield from page.jobs
-            cursor = page.next_cursor
+            got = self.jobs_page(
+                queue=queue, state=state, task=task, schedule_id=schedule_id, tag=tag, limit=page, cursor=cursor
+            )
+            yield from got.jobs
+            cursor = got.next_cursor
             if cursor is None:
                 return
 
