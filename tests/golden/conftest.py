@@ -1,4 +1,4 @@
-"""`pytest tests/golden --rewrite-golden` writes what the machine answers now; read the difference before you keep it."""
+"""`pytest tests/golden --rewrite-golden` writes what the machine answers now: read the difference before keeping it."""
 
 from __future__ import annotations
 

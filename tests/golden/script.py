@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tests.unit.core.world import World, make_spec
+
 from horae_node.core import views
 from horae_node.core.commands import (
     AdvanceTime,
@@ -31,7 +33,6 @@ from horae_node.core.commands import (
 )
 from horae_node.core.model import Ending, Run, State
 from horae_node.core.results import EntryOutcome, Outcome
-from tests.unit.core.world import World, make_spec
 
 RULE = "----"
 SPEC_TEXTS = {"task", "queue", "unique_key", "concurrency_key", "schedule_id"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from horae_node.core import machine, views
-from horae_node.core.commands import ENTRY_VERSION, Command, Header, OpenEpoch, SubmitJob
+from horae_node.core.commands import ENTRY_VERSION, ClaimJobs, Command, Header, HeartbeatLease, OpenEpoch, SubmitJob
 from horae_node.core.invariants import check_invariants
 from horae_node.core.model import JobSpec, Run, State
-from horae_node.core.results import EntryOutcome, Outcome
+from horae_node.core.results import EntryOutcome, Granted, Heartbeat, Outcome
 from horae_storage.kv import Txn
 from horae_storage.memory import MemoryStore
 
@@ -44,7 +44,9 @@ def make_spec(job_id: str, **given: Any) -> JobSpec:
     return JobSpec(**fields | given)
 
 
-def submit(job_id: str, *, run_at_ms: int | None = None, delay_ms: int = 0, hash: bytes = b"", **given: Any) -> SubmitJob:
+def submit(
+    job_id: str, *, run_at_ms: int | None = None, delay_ms: int = 0, hash: bytes = b"", **given: Any
+) -> SubmitJob:
     return SubmitJob(make_spec(job_id, **given), run_at_ms, delay_ms, hash)
 
 
@@ -81,6 +83,19 @@ class World:
     def do(self, command: Command) -> Outcome:
         """One command in an entry of its own."""
         return self.apply(command).outcomes[0]
+
+    def claim(
+        self, worker: str, *, queues: tuple[str, ...] = ("default",), max_jobs: int = 1, claim_id: str = ""
+    ) -> tuple[tuple[int, int], ...]:
+        """The grants: (seq, token)."""
+        outcome = self.do(ClaimJobs(worker, queues, max_jobs, None, claim_id))
+        assert isinstance(outcome, Granted)
+        return outcome.grants
+
+    def heartbeat(self, job_id: str, token: int) -> Heartbeat:
+        outcome = self.do(HeartbeatLease(job_id, token, None))
+        assert isinstance(outcome, Heartbeat)
+        return outcome
 
     def run(self, job_id: str) -> Run:
         seq = views.job_seq(self.txn, job_id)

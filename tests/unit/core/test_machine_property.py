@@ -1,0 +1,156 @@
+"""Whatever is asked, in whatever order: the tables agree, tokens rise, nothing is early, a replay is the same."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.unit.core.world import HASH, World, submit
+
+from horae_node.core import machine, views
+from horae_node.core.commands import (
+    ENTRY_VERSION,
+    AdvanceTime,
+    CancelJob,
+    ClaimJobs,
+    Command,
+    CompleteJob,
+    DeleteJob,
+    FailJob,
+    Header,
+    HeartbeatLease,
+    OpenEpoch,
+    ReleaseJob,
+    RequeueJob,
+    RunJobNow,
+    SubmitBatch,
+)
+from horae_node.core.digest import state_digest
+from horae_node.core.results import EntryOutcome, Granted
+from horae_storage.kv import Txn
+from horae_storage.memory import MemoryStore
+
+Entry = tuple[Header, tuple[Command, ...]]
+
+ids = st.sampled_from(["a", "b", "c", "d", "é" * 150])
+queues = st.sampled_from(["q", "qq", "mail"])
+spans = st.sampled_from([0, 1, 500, 1000, 3000])
+submits = st.builds(
+    lambda job_id, delay_ms, given: submit(job_id, delay_ms=delay_ms, hash=HASH, **given),
+    ids,
+    spans,
+    st.fixed_dictionaries(
+        {
+            "queue": queues,
+            "priority": st.sampled_from([-100, 0, 100]),
+            "max_attempts": st.integers(1, 3),
+            "max_lost": st.integers(0, 2),
+            "lease_ms": st.sampled_from([1000, 2000]),
+            "timeout_ms": st.sampled_from([1500, 9000]),
+            "retry_jitter_milli": st.sampled_from([0, 500]),
+            "ttl_ms": st.sampled_from([None, 0, 900, 5000]),
+            "unique_key": st.sampled_from([None, "u"]),
+            "retention_ms": spans,
+        }
+    ),
+)
+claims = st.builds(
+    lambda worker, named, most, lease_ms, claim_id: ClaimJobs(worker, tuple(named), most, lease_ms, claim_id),
+    st.sampled_from(["w1", "w2"]),
+    st.lists(queues, min_size=1, max_size=4),
+    st.integers(1, 3),
+    st.sampled_from([None, 1000]),
+    st.sampled_from(["", "c1", "c2"]),
+)
+plain = st.one_of(
+    submits,
+    st.builds(SubmitBatch, st.lists(submits, min_size=1, max_size=4).map(tuple)),
+    claims,
+    claims,
+    st.builds(AdvanceTime, st.sampled_from([1, 8, 100])),
+    *[st.builds(kind, ids) for kind in (CancelJob, RequeueJob, RunJobNow, DeleteJob)],
+)
+
+
+@st.composite
+def reports(draw: st.DrawFn, world: World) -> Command:
+    """About one job, with its token mostly, or one that is near."""
+    job_id = draw(ids)
+    token = world.run(job_id).token if world.has(job_id) else 1
+    token = max(0, token + draw(st.sampled_from([0, 0, 0, 0, -1, 1])))
+    progress = draw(st.sampled_from([None, b"1"]))
+    return draw(
+        st.sampled_from(
+            [
+                HeartbeatLease(job_id, token, progress),
+                CompleteJob(job_id, token, progress),
+                FailJob(job_id, token, "E", "m", "", draw(st.booleans()), draw(st.sampled_from([None, 0, 700]))),
+                ReleaseJob(job_id, token, draw(spans), progress),
+            ]
+        )
+    )
+
+
+class Recorder(World):
+    """Keeps the log and the outcomes, and watches every grant."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[Entry, EntryOutcome]] = []
+        self.tokens: dict[int, int] = {}
+        super().__init__()
+
+    def apply(self, *commands: Command) -> EntryOutcome:
+        header = Header(ENTRY_VERSION, self.epoch, self.now_ms, self.lease_clock)
+        entry = super().apply(*commands)
+        self.log.append(((header, commands), entry))
+        for outcome in entry.outcomes:
+            if isinstance(outcome, Granted) and not outcome.repeated:
+                self.check_grants(outcome)
+        return entry
+
+    def check_grants(self, granted: Granted) -> None:
+        for seq, token in granted.grants:
+            assert token == self.index > self.tokens.get(seq, 0)
+            self.tokens[seq] = token
+            run = views.run(self.txn, seq)
+            if run is not None and run.token == token and run.ending == 0 and run.state == 2:
+                assert run.due_ms <= views.meta(self.txn).now_ms
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.data_too_large, HealthCheck.too_slow])
+@given(st.data())
+def test_any_history_keeps_the_promises(data: st.DataObject):
+    world = Recorder()
+    for _ in range(data.draw(st.integers(1, 40))):
+        commands = data.draw(st.lists(st.one_of(plain, reports(world)), min_size=1, max_size=3))
+        world.apply(*commands)
+        world.now_ms += data.draw(spans)
+        world.lease_clock += data.draw(spans)
+        if data.draw(st.integers(0, 30)) == 0:
+            world.apply(OpenEpoch("n", world.epoch))
+            world.epoch += 1
+    check_replay(world.log, world.txn)
+    check_drains(world)
+
+
+def check_replay(log: list[tuple[Entry, EntryOutcome]], txn: Txn) -> None:
+    """Another node, the same log: the same answers, and the same state."""
+    replica = MemoryStore()
+    for index, ((header, commands), entry) in enumerate(log, 2):
+        assert machine.apply(index, header, commands, replica.txn) == entry
+        if index % 3 == 0:
+            replica.commit()
+    assert views.meta(replica.txn).digest == views.meta(txn).digest
+    assert state_digest(replica.txn) == state_digest(txn)
+
+
+def check_drains(world: World) -> None:
+    """Left alone, what runs is lost, what waits is due, what is finished goes: no row stays for ever."""
+    world.do(AdvanceTime(1000))
+    for job in views.list_jobs(world.txn, None, None, None, 100):
+        spec = views.spec(world.txn, job)
+        assert spec is not None
+        world.do(CancelJob(spec.id))
+    for _ in range(3):
+        world.pass_ms(100_000)
+        world.do(AdvanceTime(1000))
+    assert world.txn.keys(b"\0", b"\xff", limit=9) == [b"m"]
