@@ -98,7 +98,7 @@ class Api:
     async def call(
         self, method: str, path: str, body: Any = None, *, url: str | None = None, wait_seconds: float = 0
     ) -> Answer:
-        """One request in this caller's encoding, to `url` or the next node. `wait_seconds` is what the call may wait."""
+        """One request in this encoding, to `url` or the next node. `wait_seconds` is what the call may wait."""
         headers = {"Accept": MSGPACK if self._msgpack else JSON}
         data = None
         if body is not None:

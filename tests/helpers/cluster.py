@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.api import LOST_ANSWER, Api
+
 from horae_node.core.invariants import check_invariants
 from horae_storage.directory import open_directory
 from horae_storage.lmdb_kv import LmdbStore
-
-from tests.helpers.api import LOST_ANSWER, Api
 
 HOST = "127.0.0.1"
 PORTS = range(20_000, 32_000)

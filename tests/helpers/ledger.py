@@ -1,6 +1,6 @@
 """What callers and workers saw of a cluster under faults, and whether it may be so.
 
-The callers only write down (`Ledger`); judging is a function of what was written (`check_ledger`), run when all is over.
+The callers only write down (`Ledger`); judging (`check_ledger`) is a function of what was written, when all is over.
 Real-time order comes from the monotonic clock, common to all processes of a machine.
 """
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.helpers import demo_worker
 from tests.helpers.api import Api
 from tests.helpers.cluster import Cluster, NodeProcess, clean_environ, poll, running_cluster
