@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from tests.helpers.api import Answer
-from tests.helpers.cluster import Cluster, NodeProcess, poll
+from tests.helpers.cluster import Cluster, NodeProcess, poll, running_cluster
 from tests.helpers.story import (
     DEADLINE_SECONDS,
     Queue,
