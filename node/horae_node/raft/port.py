@@ -15,8 +15,30 @@ ENTRY_BYTES_MAX = 1 << 20
 """Largest entry that may be proposed. The consensus library never splits below its batch size of 4 MiB (RAFT.md 15)."""
 
 
+class RaftTiming(NamedTuple):
+    """How fast a death is noticed. All members should have the same."""
+
+    heartbeat_ms: int = 60
+    """Six beats within the shortest election time-out; costs 17 small frames a second and peer."""
+    election_min_ms: int = 400
+    """Above a pause of the process or a slow sync: neither may depose a healthy leader."""
+    election_max_ms: int = 800
+    """Twice the least, so that few votes split, and the cluster serves again within 2 s."""
+    fallback_ms: int = 800
+    """A leader that no majority has answered for so long steps down (the library's own default is 30 s)."""
+
+
+class LogLimits(NamedTuple):
+    """How much log is kept in memory and on disk behind what the state's disk already holds."""
+
+    tail_bytes: int = 48 << 20
+    """Kept for followers that were away: some minutes of a busy cluster, without a snapshot."""
+    tail_entries: int = 50_000
+    """The same for tiny entries, whose bookkeeping outweighs their bytes."""
+
+
 class Member(NamedTuple):
-    """One voter. `node_id` is a name and outlives addresses; `raft_address` is `host:port`; `http_url` is advertised."""
+    """One voter. `node_id` is a name and outlives addresses; `raft_address` is `host:port`; `http_url` is shown."""
 
     node_id: str
     raft_address: str
@@ -41,7 +63,7 @@ class StateMachine(Protocol):
 
     @property
     def applied_index(self) -> int:
-        """Index of the last entry applied (in the open transaction). A new state machine says 1 (the library's root entry)."""
+        """Index of the last entry applied (in the open transaction). A new state machine says 1 (the log's root)."""
         ...
 
     @property
@@ -50,15 +72,18 @@ class StateMachine(Protocol):
         ...
 
     def apply(self, index: int, entry: bytes) -> object:
-        """Apply one committed entry; the value goes to whoever proposed it. Raises: anything = the process ends."""
+        """Apply one committed entry; the value goes to whoever proposed it. Raises: anything = the process ends.
+
+        An empty entry is consensus' own (a new leader's first): only the index moves on.
+        """
         ...
 
     async def take_snapshot(self, path: Path, term_of: Callable[[int], int]) -> SnapshotInfo:
-        """Commit, and write the state to the new file `path` off the loop. `term_of(i)` gives the term of log entry i."""
+        """Commit, and write the state to the new file `path` off the loop. `term_of(i)`: the term of log entry i."""
         ...
 
     def install_snapshot(self, snapshot: SnapshotInfo) -> None:
-        """Replace the whole state by a checked snapshot, atomically. Afterwards `applied_index == snapshot.last_index`."""
+        """Replace the whole state by a checked snapshot, atomically; then `applied_index == snapshot.last_index`."""
         ...
 
 
@@ -110,12 +135,14 @@ class Raft(Protocol):
 
         The future ends with what `StateMachine.apply` returned for it here, once it is committed, or raises
         `OutcomeUnknown` when this node stops leading first.
-        Raises: `NotApplied("no_leader", …)` at once when this node does not lead or the entry exceeds ENTRY_BYTES_MAX.
+        `entry` holds 1 to ENTRY_BYTES_MAX bytes (asserted: the proposer cuts its batches).
+        Raises: `NotApplied("no_leader", …)` at once when this node does not lead; the future raises the same when the
+        leadership ended before the entry got into the log.
         """
         ...
 
     async def read_barrier(self) -> int:
-        """Wait until this node has surely been leader after the call began, and has applied all that was committed then.
+        """Wait until this node has surely led after the call began, and has applied all that was committed then.
 
         The applied index. Costs one round of heartbeats, shared by all who wait (Raft thesis, 6.4); no log entry.
         Raises: `NotApplied("no_leader", …)` when leadership is not confirmed.
@@ -131,7 +158,7 @@ class Raft(Protocol):
         ...
 
     def on_peer_clock(self, callback: Callable[[str, int], None]) -> None:
-        """Call `callback(node_id, wall_ms)` for each acknowledgement that carries its sender's wall clock (leader only)."""
+        """Call `callback(node_id, wall_ms)` for each answer that carries its sender's wall clock (leader only)."""
         ...
 
     def status(self) -> RaftStatus: ...

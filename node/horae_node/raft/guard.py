@@ -1,0 +1,772 @@
+"""The guard: everything between PySyncObj and the world, so that what reaches it is always a sound Raft.
+
+A pure object: messages come in through `inp`, the library's go out through `out`, time through `tick`, the rest is
+`on_connection` and `on_durable`. No loop, no socket, no file, no clock but the one it is handed; the simulator and the
+product share it. Rule numbers are those of the table in RAFT.md ("What is wrong, and the rule that mends it"):
+
+ 1 acks, votes and vote requests wait for the disk        2 the leader's own copy counts once it is on disk
+ 3 nothing is truncated but a real conflict               4 an ack belongs to one term; one beyond our log is fatal
+ 5 a success never moves the send position back           6 a stale refusal moves nothing; a fresh one moves it right
+ 7 snapshot messages move no commit index                 8 snapshots: checked, never backwards, one transfer at a time
+ 9 the log is cut below what is durable only              10 no snapshot ready: leave the send loop
+11 pre-vote, and term hints to those left behind          12 a vote is repeated when asked again, counted once
+13 no forwarded commands; waiters fail with leadership    14 strangers are not heard
+15 no entry is sent in parts                              16 bytes in flight to a peer are bounded
+17 messages are checked before they are believed          18 the log never gets empty
+19 reads ask a majority first (`begin_round`)
+
+Next to read: `pysyncobj_core.py` (the library's names), `pysyncobj_adapter.py` (who drives this).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from horae_node.clock import Clock
+from horae_node.errors import Fatal
+from horae_node.logs import get_log
+from horae_node.raft.port import RaftTiming, SnapshotInfo
+from horae_node.raft.pysyncobj_core import CANDIDATE, FOLLOWER, LEADER, Core, Message, Peer
+from horae_node.raft.pysyncobj_journal import Journal
+from horae_node.raft.snapshots import Intake, Shelf
+
+WINDOW_BYTES: Final = 8 << 20
+"""In flight to one peer: four full batches, enough to keep a disk busy, little enough to forget on a break."""
+
+APPLY_BYTES: Final = 128 << 10
+"""Committed between two looks at the network: some ten milliseconds of commands, so that a node that catches up still
+answers its leader in time."""
+
+DISK_STALL_S: Final = 2.0
+"""A leader whose own disk makes no progress for so long steps down: nothing commits under it (rule 2), while one with
+a working disk could go on. Longer than any healthy sync."""
+
+MESSAGE_FIELDS: Final[dict[str, tuple[tuple[str, type], ...]]] = {
+    "append_entries": (("term", int), ("seq", int), ("commit_index", int)),
+    "next_node_idx": (("term", int), ("seq", int), ("next_node_idx", int), ("reset", bool), ("success", bool)),
+    "request_vote": (("term", int), ("last_log_index", int), ("last_log_term", int)),
+    "response_vote": (("term", int),),
+    "pre_vote": (("term", int), ("id", int), ("last_log_index", int), ("last_log_term", int)),
+    "pre_vote_resp": (("term", int), ("id", int), ("ok", bool)),
+    "term_hint": (("term", int),),
+}
+"""Every message that is understood, and what it must hold. All others are dropped, the library's own
+`apply_command`, `apply_command_response` and `timeout_now` among them (rule 13)."""
+
+PIECE_FIELDS: Final[tuple[tuple[str, type], ...]] = (
+    ("index", int),
+    ("term", int),
+    ("previous_term", int),
+    ("size", int),
+    ("offset", int),
+    ("data", bytes),
+    ("crc", int),
+    ("last", bool),
+)
+
+log = get_log("raft")
+
+
+class Link:
+    """What is known of one peer, and what waits for it."""
+
+    __slots__ = (
+        "answered_at",
+        "awaits_install",
+        "beat_at",
+        "connected",
+        "flight",
+        "flight_bytes",
+        "gated",
+        "got_seq",
+        "heard_at",
+        "held",
+        "muted",
+        "peer",
+        "seq",
+        "stale_seq",
+    )
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.connected = False
+        self.seq = 0
+        """Number of the last append_entries sent to it; its answers say which one they answer."""
+        self.got_seq = 0
+        """Number of the last append_entries that came from it."""
+        self.stale_seq = 0
+        """Refusals of sends up to this one were overtaken (rule 6)."""
+        self.flight: deque[tuple[int, int]] = deque()
+        """(seq, bytes) of what was sent and not answered yet."""
+        self.flight_bytes = 0
+        self.muted = False
+        """Taken out of the library's `connected`, which ends its send loop for this peer (rules 10, 16)."""
+        self.awaits_install = 0
+        """Index of a snapshot that was sent whole and is not installed there yet; 0 = none."""
+        self.held = 0
+        """Highest index that it acknowledged and our own disk has not (rule 2)."""
+        self.gated: deque[tuple[int, Message]] = deque()
+        """(group, message) that leave when the group is durable (rule 1)."""
+        self.heard_at: float | None = None
+        self.answered_at = 0.0
+        self.beat_at = 0.0
+
+    def clear_flight(self) -> None:
+        self.flight.clear()
+        self.flight_bytes = 0
+
+    def clear(self) -> None:
+        """Forget all that belonged to a connection."""
+        self.clear_flight()
+        self.gated.clear()
+        self.held = 0
+        self.awaits_install = 0
+
+
+class Round:
+    """One question to all, "am I still your leader?", for all reads that wait (rule 19)."""
+
+    def __init__(self, floors: dict[Peer, int], term: int, read_index: int) -> None:
+        self.floors = floors
+        self.term = term
+        self.read_index = read_index
+        """What must be applied before a read that waits for this round may run."""
+        self.confirmed_by: set[Peer] = set()
+        self.confirmed = False
+
+
+class Guard:
+    def __init__(
+        self,
+        *,
+        core: Core,
+        journal: Journal,
+        shelf: Shelf,
+        intake: Intake,
+        clock: Clock,
+        timing: RaftTiming,
+        commit_known: int,
+        send: Callable[[str, Message], None],
+        disconnect: Callable[[str, str], None],
+        install: Callable[[SnapshotInfo], None],
+        on_peer_clock: Callable[[str, int], None],
+    ) -> None:
+        """`send(node_id, message)`; `disconnect(node_id, reason)`; `install(snapshot)` makes a whole one durable and
+        then calls `finish_install` or `abandon_install`."""
+        self._core = core
+        self._journal = journal
+        self._shelf = shelf
+        self._intake = intake
+        self._clock = clock
+        self._send_raw = send
+        self._disconnect = disconnect
+        self._install = install
+        self._on_peer_clock = on_peer_clock
+        self._heartbeat = timing.heartbeat_ms / 1000
+        self._election_min = timing.election_min_ms / 1000
+        self.links = {node_id: Link(peer) for node_id, peer in core.peers.items()}
+        self._by_peer = {link.peer: link for link in self.links.values()}
+        self.commit_known = commit_known
+        """Highest index known to be committed and the same here: it moves the commit index once it is on our disk."""
+        self.installing: SnapshotInfo | None = None
+        self.rounds: list[Round] = []
+        self._leader_heard_at = -1e9
+        self._pre_vote_id = 0
+        self._pre_votes: set[Peer] = set()
+        self._pre_vote_won = False
+        self._voters: tuple[int, set[Peer]] = (0, set())
+        self._ticked_at: float | None = None
+        self._disk_seen = (0, 0.0)
+        self._handlers: dict[str, Callable[[Link, Message], None]] = {
+            "append_entries": self._in_append,
+            "next_node_idx": self._in_answer,
+            "request_vote": self._in_request_vote,
+            "response_vote": self._in_response_vote,
+            "pre_vote": self._in_pre_vote,
+            "pre_vote_resp": self._in_pre_vote_answer,
+            "term_hint": self._in_term_hint,
+        }
+        core.on_send(self.out)
+
+    # ================================================================== the doors
+
+    def inp(self, node_id: str, message: Message) -> None:
+        """A message of a peer. Raises: `Fatal` when it proves that an invariant is broken."""
+        link = self.links.get(node_id)
+        if link is None or not link.connected:
+            return  # 14: not a member; or of a connection that is gone
+        kind = message.get("type")
+        handler = self._handlers.get(kind) if isinstance(kind, str) else None
+        if handler is None:
+            return  # 13
+        if not _is_sound(message, MESSAGE_FIELDS[message["type"]]):
+            self._disconnect(node_id, "malformed message")  # 17
+            return
+        link.heard_at = self._clock.monotonic()
+        handler(link, message)
+
+    def out(self, peer: Peer, message: Message) -> None:
+        """A message that the library wants to send."""
+        link = self._by_peer[peer]
+        kind = message["type"]
+        if kind == "append_entries":
+            self._out_append(link, message)
+        elif kind in ("request_vote", "response_vote"):
+            self._send_gated(link, message)  # 1
+        # `next_node_idx`: the guard answers each append itself, exactly once. The rest is 13.
+
+    def tick(self, now: float) -> None:
+        """Let the library's timers run, and ours before them. `now` in seconds on the monotonic clock."""
+        self._excuse_pause(now)
+        self._watch_disk(now)
+        self.unmute()
+        if self._core.state != LEADER:
+            self._maybe_pre_vote(now)
+        self.raise_commit()
+        self._core.tick()
+        self._beat_muted(now)
+        if self.rounds and self._core.state != LEADER:
+            self.rounds.clear()
+
+    def _watch_disk(self, now: float) -> None:
+        """Step down when our own disk stands still; the vote for itself would not get durable either."""
+        core, journal = self._core, self._journal
+        durable = journal.durable
+        if durable >= journal.mark or durable != self._disk_seen[0]:
+            self._disk_seen = (durable, now)
+        elif core.state == LEADER and now - self._disk_seen[1] > DISK_STALL_S:
+            log.warning("disk_stalled", durable_index=journal.durable_index, last_index=journal.last_index)
+            core.resign()
+
+    def on_connection(self, node_id: str, up: bool) -> None:
+        """A connection came up or was lost: nothing of the older one counts any more (6, 8)."""
+        link = self.links[node_id]
+        link.connected = up
+        link.clear()
+        link.muted = False
+        link.stale_seq = link.seq
+        self._shelf.cancel(node_id)
+        if self.installing is None:
+            self._intake.drop()
+        core = self._core
+        core.connect(link.peer, up)
+        if core.state == LEADER and (matched := core.match_index.get(link.peer, 0)) > 0:
+            core.next_index[link.peer] = matched + 1
+
+    def on_durable(self, counter: int, index: int) -> None:
+        """All groups up to `counter` are synced, and our log up to `index`."""
+        for link in self.links.values():
+            gated = link.gated
+            while gated and gated[0][0] <= counter:
+                self._send(link, gated.popleft()[1])
+            if link.held and self._core.state == LEADER:
+                self._count_held(link, index)
+        self.raise_commit()
+
+    def on_state(self, old: int, new: int) -> None:
+        """The library changed between follower, candidate and leader."""
+        for link in self.links.values():
+            link.held = 0
+            link.awaits_install = 0
+            link.clear_flight()
+            link.stale_seq = link.seq
+            self._unmute(link)
+            self._shelf.cancel(link.peer.id)
+        if old == LEADER:
+            self.rounds.clear()
+            self._core.drain_proposals()  # 13: what waits in the queue must not reach a later reign
+
+    # ================================================================== as a follower
+
+    def _in_append(self, link: Link, message: Message) -> None:
+        core = self._core
+        term = message["term"]
+        if term < core.term:
+            self._send(link, {"type": "term_hint", "term": core.term})  # 11
+            return
+        if term == core.term and core.state == LEADER:
+            raise Fatal(f"{link.peer.id} leads in term {term}, which is ours")
+        self._leader_heard_at = self._clock.monotonic()
+        self._pre_vote_id += 1
+        self._pre_vote_won = False
+        link.got_seq = message["seq"]
+        if "prevLogIdx" in message:
+            self._take_entries(link, message)
+        else:
+            self._take_piece(link, message)
+
+    def _take_entries(self, link: Link, message: Message) -> None:
+        """Rule 3: find out what of it is new, give the library only that, and answer for what was verified."""
+        prev, entries = message["prevLogIdx"], message.get("entries", ())
+        if not _is_run(prev, message.get("prevLogTerm"), entries):
+            self._disconnect(link.peer.id, "malformed entries")
+            return
+        journal, safe = self._journal, self._safe
+        seq, first = message["seq"], journal.first_index
+        if prev is None or prev > journal.last_index:
+            self._hear(link, message)
+            self._refuse(link, seq, journal.last_index + 1)  # 6: a gap
+            return
+        prev_term = message["prevLogTerm"]
+        if prev < first:
+            # Below what we keep all is committed, so the leader has the same: begin where we do.
+            prev, prev_term, entries = self._skip_below(first, prev, prev_term, entries)
+            if prev < first:
+                self._hear(link, message)
+                self._accept(link, seq, safe)
+                return
+        if journal.term_at(prev) != prev_term:
+            if prev <= safe:
+                raise Fatal(f"{link.peer.id} disagrees with our committed entry {prev}")
+            self._hear(link, message)
+            self._refuse(link, seq, safe + 1)  # 6: a conflict; what is committed surely matches
+            return
+        verified = prev + len(entries)
+        known = self._count_known(entries)
+        if known == len(entries):
+            self._hear(link, message)
+        else:
+            if known:
+                prev, prev_term = entries[known - 1][1], entries[known - 1][2]
+            if prev < safe:
+                raise Fatal(f"{link.peer.id} would truncate our committed entry {prev + 1}")
+            self._deliver_append(link, message["term"], prev, prev_term, entries[known:])
+        self.commit_known = max(self.commit_known, min(message["commit_index"], verified))
+        self.raise_commit()
+        self._accept(link, seq, verified)
+
+    def _skip_below(self, first: int, prev: int, prev_term: int, entries: tuple) -> tuple:  # type: ignore[type-arg]
+        below = first - prev
+        if len(entries) < below:
+            return prev, prev_term, entries
+        root_term = self._journal.term_at(first)
+        if entries[below - 1][2] != root_term:
+            raise Fatal(f"the leader disagrees with our oldest entry {first}")
+        return first, root_term, entries[below:]
+
+    def _count_known(self, entries: tuple) -> int:  # type: ignore[type-arg]
+        """How many leading entries we already have, with the same terms."""
+        if not entries or entries[0][1] > self._journal.last_index:
+            return 0
+        known = 0
+        for _, index, term in entries:
+            if self._journal.term_at(index) != term:
+                break
+            known += 1
+        return known
+
+    def _hear(self, link: Link, message: Message) -> None:
+        """Give the library a heartbeat that can neither truncate nor commit: it learns the term and the leader."""
+        last = self._journal.last
+        self._deliver_append(link, message["term"], last.log_index, last.term, ())
+
+    def _deliver_append(self, link: Link, term: int, prev: int, prev_term: int, entries: Iterable[object]) -> None:
+        message = {
+            "type": "append_entries",
+            "term": term,
+            "commit_index": 0,  # 7, 3: the commit index is ours to move, in `raise_commit`
+            "prevLogIdx": prev,
+            "prevLogTerm": prev_term,
+            "entries": entries,
+        }
+        self._core.receive(link.peer, message)
+
+    def _accept(self, link: Link, seq: int, index: int) -> None:
+        """Acknowledge everything up to `index`, once it is on our disk (1)."""
+        group = self._journal.mark
+        if group <= self._journal.durable:
+            self._answer(link, seq, index + 1, success=True)
+            return
+        answer = self._answer_message(seq, index + 1, success=True)
+        link.gated.append((group, answer))
+        now = self._clock.monotonic()
+        if now - link.answered_at > self._heartbeat / 2:
+            self._keep_alive(link, seq, early=True)  # 1: a slow disk is no reason to be taken for dead
+
+    def _refuse(self, link: Link, seq: int, next_index: int) -> None:
+        if self.installing is not None:
+            self._keep_alive(link, seq)  # the snapshot will close the gap
+        else:
+            self._answer(link, seq, next_index, reset=True)
+
+    def _keep_alive(self, link: Link, seq: int, *, early: bool = False) -> None:
+        self._answer(link, seq, 0, early=early or bool(link.gated))
+
+    def _answer(
+        self, link: Link, seq: int, next_index: int, *, success: bool = False, reset: bool = False, early: bool = False
+    ) -> None:
+        self._send(link, self._answer_message(seq, next_index, success=success, reset=reset, early=early))
+
+    def _answer_message(
+        self, seq: int, next_index: int, *, success: bool = False, reset: bool = False, early: bool = False
+    ) -> Message:
+        return {
+            "type": "next_node_idx",
+            "term": self._core.term,  # 4
+            "seq": seq,
+            "next_node_idx": next_index,
+            "reset": reset,
+            "success": success,
+            "early": early,
+        }
+
+    @property
+    def _safe(self) -> int:
+        return max(self._core.commit, self._core.applied)
+
+    def raise_commit(self) -> None:
+        """Let the commit index follow what is known to be committed, as far as our disk has it, some at a time.
+
+        Only what is on our own disk: a state that ran ahead of its log could not be matched with it after a crash.
+        """
+        core = self._core
+        goal = min(self.commit_known, self._journal.durable_index)
+        if goal <= core.commit:
+            return
+        if goal > core.commit + 1:
+            goal = min(goal, self._journal.reach(core.commit + 1, data_bytes=APPLY_BYTES))
+        core.commit = goal
+        self._journal.setRaftCommitIndex(goal)
+
+    @property
+    def lags_known(self) -> bool:
+        """True while `raise_commit` has more to do at once."""
+        return self._core.commit < min(self.commit_known, self._journal.durable_index)
+
+    # ------------------------------------------------------------------ receiving a snapshot (7, 8)
+
+    def _take_piece(self, link: Link, message: Message) -> None:
+        self._hear(link, message)
+        piece, seq = message.get("serialized"), message["seq"]
+        if piece is None or self.installing is not None:
+            self._keep_alive(link, seq)  # 8: every one is answered, or the leader thinks us dead
+            return
+        if not (isinstance(piece, dict) and _is_sound(piece, PIECE_FIELDS)):
+            self._disconnect(link.peer.id, "malformed snapshot piece")
+            return
+        if piece["index"] <= self._safe:
+            self._intake.drop()
+            self._accept(link, seq, self._safe)  # 8: never backwards
+            return
+        taken = self._intake.take((link.peer.id, message["term"]), piece)
+        if isinstance(taken, SnapshotInfo):
+            self.installing = taken
+            self._install(taken)
+        if taken is False:
+            log.warning("snapshot_broken", peer=link.peer.id, index=piece["index"])
+            self._answer(link, seq, self._journal.last_index + 1, reset=True)
+        else:
+            self._keep_alive(link, seq)
+
+    def finish_install(self, restore: Callable[[SnapshotInfo], None]) -> bool:
+        """The received snapshot is durable: `restore` the state from it, and let the log begin there.
+
+        False when it has become useless meanwhile. The leader hears of it with its next message.
+        """
+        snapshot, self.installing = self.installing, None
+        core, journal = self._core, self._journal
+        if snapshot is None or core.state == LEADER or snapshot.last_index <= self._safe:
+            return False
+        restore(snapshot)
+        index = snapshot.last_index
+        if journal.term_at(index) == snapshot.last_term:
+            journal.cut_below(index)  # what follows extends the snapshot, and may be acknowledged already: kept
+        else:
+            journal.restart_at(index, snapshot.last_term)
+        core.applied = index
+        core.commit = max(core.commit, index)
+        self.commit_known = max(self.commit_known, index)
+        core.forget_waiting(index)
+        leader = self.links.get(core.leader_id or "")
+        if leader is not None and leader.connected:
+            self._accept(leader, leader.got_seq, index)  # 8: the applied prefix only, not our log's end
+        return True
+
+    def abandon_install(self) -> None:
+        """The received snapshot could not be made durable: the leader is asked again when it next finds the gap."""
+        self.installing = None
+        self._intake.drop()
+
+    # ================================================================== as the leader
+
+    def _out_append(self, link: Link, message: Message) -> None:
+        if "transmission" in message:
+            raise Fatal("an entry as large as a batch got into the log")  # 15
+        message["seq"] = link.seq = link.seq + 1
+        if "prevLogIdx" in message:
+            size = sum(len(entry[0]) for entry in message["entries"])
+        elif message["serialized"] is None:
+            size = 0
+            self._mute(link)  # 10: the loop would send this again and again for a whole period
+        else:
+            piece = message["serialized"] = message["serialized"][0]
+            size = len(piece["data"])
+            if piece["last"]:
+                self._mute(link)
+                link.awaits_install = piece["index"]
+                self._core.next_index[link.peer] = piece["index"] + 1
+                self._shelf.cancel(link.peer.id)
+        if size:
+            link.flight.append((link.seq, size))
+            link.flight_bytes += size
+            if link.flight_bytes > WINDOW_BYTES:
+                self._mute(link)  # 16
+        link.beat_at = self._clock.monotonic() + self._heartbeat
+        self._send(link, message)
+
+    def _in_answer(self, link: Link, message: Message) -> None:
+        core = self._core
+        if message["term"] > core.term:
+            core.step_down(message["term"])
+            return
+        if message["term"] < core.term or core.state != LEADER:
+            return  # 4: of another reign
+        seq = message["seq"]
+        self._land(link, seq, early=bool(message.get("early")))
+        self._confirm_rounds(link.peer, seq)
+        wall_ms = message.get("wall_ms")
+        if isinstance(wall_ms, int):
+            self._on_peer_clock(link.peer.id, wall_ms)
+        next_index, reset, success = message["next_node_idx"], message["reset"], message["success"]
+        if reset:
+            reset = seq > link.stale_seq  # 6
+            if reset:
+                link.stale_seq = link.seq
+                link.awaits_install = 0
+                self._shelf.cancel(link.peer.id)
+                next_index = max(1, min(next_index, self._journal.last_index + 1))
+        if success:
+            index = next_index - 1
+            if index > self._journal.last_index:
+                raise Fatal(f"{link.peer.id} acknowledges entry {index}, our log ends at {self._journal.last_index}")
+            if link.awaits_install and index >= link.awaits_install:
+                link.awaits_install = 0
+            if index > self._journal.durable_index:
+                link.held = max(link.held, index)  # 2
+                index = self._journal.durable_index
+            next_index = index + 1
+        self._deliver_answer(link, next_index, reset=reset, success=success)
+
+    def _land(self, link: Link, seq: int, *, early: bool) -> None:
+        """What was sent up to `seq` has arrived; an early answer says that it is not on the peer's disk yet."""
+        if early:
+            return
+        flight = link.flight
+        while flight and flight[0][0] <= seq:
+            link.flight_bytes -= flight.popleft()[1]
+
+    def _count_held(self, link: Link, durable_index: int) -> None:
+        """Our own disk has caught up: let the peer's acknowledgement count (2)."""
+        index = min(link.held, durable_index)
+        if index > self._core.match_index.get(link.peer, 0):
+            self._deliver_answer(link, index + 1, reset=False, success=True)
+        if link.held <= durable_index:
+            link.held = 0
+
+    def _deliver_answer(self, link: Link, next_index: int, *, reset: bool, success: bool) -> None:
+        core, peer = self._core, link.peer
+        before = core.next_index.get(peer, 0)
+        message = {"type": "next_node_idx", "next_node_idx": next_index, "reset": reset, "success": success}
+        core.receive(peer, message)
+        if not reset and core.next_index.get(peer, before) < before:
+            core.next_index[peer] = before  # 5
+
+    # ------------------------------------------------------------------ who may be sent to (10, 16)
+
+    def unmute(self) -> None:
+        """Let the library send again to those whose reason to be muted is gone."""
+        for link in self.links.values():
+            if link.muted and self._may_send(link):
+                self._unmute(link)
+
+    def _may_send(self, link: Link) -> bool:
+        if link.flight_bytes > WINDOW_BYTES // 2 or link.awaits_install:
+            return False
+        needs_snapshot = self._core.next_index.get(link.peer, 0) <= self._journal.first_index
+        return not needs_snapshot or self._shelf.usable or self._core.state != LEADER
+
+    def _mute(self, link: Link) -> None:
+        link.muted = True
+        self._core.connected.discard(link.peer)
+
+    def _unmute(self, link: Link) -> None:
+        if link.muted:
+            link.muted = False
+            if link.connected:
+                self._core.connected.add(link.peer)
+
+    def _beat_muted(self, now: float) -> None:
+        """The library skips the muted: they must hear from us all the same."""
+        if self._core.state != LEADER:
+            return
+        for link in self.links.values():
+            if link.muted and link.connected and now >= link.beat_at:
+                self._beat(link)
+
+    def _beat(self, link: Link) -> None:
+        link.seq += 1
+        link.beat_at = self._clock.monotonic() + self._heartbeat
+        message = {
+            "type": "append_entries",
+            "term": self._core.term,
+            "seq": link.seq,
+            "commit_index": 0,
+            "serialized": None,
+        }
+        self._send(link, message)
+
+    def has_unsent(self) -> bool:
+        """True when the leader has entries or pieces that it could send to somebody now."""
+        core, last = self._core, self._journal.last_index
+        return any(core.next_index.get(peer, last + 1) <= last for peer in core.connected)
+
+    # ------------------------------------------------------------------ reads (19)
+
+    def begin_round(self) -> Round:
+        """Ask all peers whether we still lead. The round is `confirmed` once a majority has answered something that
+        was sent after this call, in our term; it is dropped when we stop leading first."""
+        core = self._core
+        floors = {link.peer: link.seq for link in self.links.values()}
+        # Before our term's own first entry is committed, our commit index may be old news.
+        round_ = Round(floors, core.term, max(core.commit, core.noop_index))
+        self.rounds.append(round_)
+        for link in self.links.values():
+            if link.connected:
+                self._beat(link)
+        return round_
+
+    def _confirm_rounds(self, peer: Peer, seq: int) -> None:
+        if not self.rounds:
+            return
+        for round_ in self.rounds:
+            if seq > round_.floors[peer]:
+                round_.confirmed_by.add(peer)
+                round_.confirmed = self._is_majority(len(round_.confirmed_by) + 1)
+        self.rounds = [round_ for round_ in self.rounds if not round_.confirmed]
+
+    # ================================================================== elections (11, 12)
+
+    def _excuse_pause(self, now: float) -> None:
+        """After a pause of the process the network is read before any deadline counts: the leader may well live.
+
+        A follower that was stopped for 2 s deposed a healthy leader 60 times of 60 without this.
+        """
+        paused = self._ticked_at is not None and now - self._ticked_at > self._election_min / 2
+        self._ticked_at = now
+        if paused:
+            self._core.election_deadline = max(self._core.election_deadline, now + self._core.new_timeout())
+
+    def _maybe_pre_vote(self, now: float) -> None:
+        core = self._core
+        if self._pre_vote_won:
+            self._pre_vote_won = False
+            return
+        if core.election_deadline >= now or not core.connected or now - self._disk_seen[1] > DISK_STALL_S:
+            return
+        core.election_deadline = now + core.new_timeout()
+        self._pre_vote_id += 1
+        self._pre_votes = set()
+        last = self._journal.last
+        for link in self.links.values():
+            question = {
+                "type": "pre_vote",
+                "id": self._pre_vote_id,
+                "term": core.term + 1,
+                "last_log_index": last.log_index,
+                "last_log_term": last.term,
+            }
+            self._send(link, question)
+
+    def _in_pre_vote(self, link: Link, message: Message) -> None:
+        core = self._core
+        willing = message["term"] > core.term and core.state != LEADER and not self._hears_leader()
+        ok = willing and self._is_up_to_date(message)
+        answer = {"type": "pre_vote_resp", "id": message["id"], "ok": ok, "term": core.term}
+        self._send(link, answer)
+
+    def _in_pre_vote_answer(self, link: Link, message: Message) -> None:
+        core = self._core
+        if message["term"] > core.term:
+            core.step_down(message["term"])
+            return
+        if not message["ok"] or message["id"] != self._pre_vote_id or core.state == LEADER:
+            return
+        self._pre_votes.add(link.peer)
+        if self._is_majority(len(self._pre_votes) + 1):
+            self._pre_vote_id += 1
+            self._pre_vote_won = True
+            core.election_deadline = 0.0  # the library's next tick holds the election
+
+    def _in_request_vote(self, link: Link, message: Message) -> None:
+        core, term = self._core, message["term"]
+        if term < core.term:
+            self._send(link, {"type": "term_hint", "term": core.term})
+            return
+        if term > core.term and self._hears_leader():
+            return
+        if term == core.term and core.voted_for == link.peer.id and core.state == FOLLOWER:
+            self._send_gated(link, {"type": "response_vote", "term": term})  # 12: the answer may have been lost
+            return
+        core.receive(link.peer, message)
+
+    def _in_response_vote(self, link: Link, message: Message) -> None:
+        core = self._core
+        if message["term"] != core.term or core.state != CANDIDATE:
+            return
+        if self._voters[0] != core.term:
+            self._voters = (core.term, set())
+        if link.peer not in self._voters[1]:  # 12
+            self._voters[1].add(link.peer)
+            core.receive(link.peer, message)
+
+    def _in_term_hint(self, link: Link, message: Message) -> None:
+        if message["term"] > self._core.term:
+            self._core.step_down(message["term"])
+
+    def _hears_leader(self) -> bool:
+        fresh = self._clock.monotonic() - self._leader_heard_at < self._election_min
+        return fresh and self._core.leader_id is not None
+
+    def _is_up_to_date(self, message: Message) -> bool:
+        last = self._journal.last
+        return bool((message["last_log_term"], message["last_log_index"]) >= (last.term, last.log_index))
+
+    def _is_majority(self, voters: int) -> bool:
+        return 2 * voters > len(self.links) + 1
+
+    # ================================================================== sending
+
+    def _send_gated(self, link: Link, message: Message) -> None:
+        group = self._journal.mark
+        if group <= self._journal.durable:
+            self._send(link, message)
+        elif link.connected:
+            link.gated.append((group, message))
+
+    def _send(self, link: Link, message: Message) -> None:
+        if not link.connected:
+            return
+        if message["type"] == "next_node_idx":
+            message["wall_ms"] = self._clock.wall_ms()
+            link.answered_at = self._clock.monotonic()
+        self._send_raw(link.peer.id, message)
+
+
+def _is_sound(message: Message, fields: tuple[tuple[str, type], ...]) -> bool:
+    return all(type(message.get(name)) is kind for name, kind in fields)
+
+
+def _is_run(prev: object, prev_term: object, entries: object) -> bool:
+    """True for entries that follow each other right after `prev`."""
+    if not isinstance(entries, (tuple, list)):
+        return False
+    if prev is None:
+        return True
+    if type(prev) is not int or type(prev_term) is not int:
+        return False
+    if not entries:
+        return True
+    ends = (entries[0][1], entries[-1][1])
+    return ends == (prev + 1, prev + len(entries))

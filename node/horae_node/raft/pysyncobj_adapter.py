@@ -1,0 +1,506 @@
+"""Three or five nodes: PySyncObj behind its guard, driven from the asyncio loop.
+
+`_pump` is the only place that calls into the library: frames first, then what the disk finished, then the library's
+tick, then sends; what all of that wrote is sealed as one group. It is woken by frames, syncs, proposals and a timer,
+and never runs inside itself. An exception in it ends the node: nothing more is sent, `on_fatal` is called.
+Not here: what may be believed (`guard.py`), bytes on a wire (`transport.py`), jobs. Next to read: `guard.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from horae_node.clock import Clock
+from horae_node.errors import Fatal, NotApplied, OutcomeUnknown
+from horae_node.logs import get_log
+from horae_node.raft import boot
+from horae_node.raft.guard import Guard, Round
+from horae_node.raft.port import (
+    ENTRY_BYTES_MAX,
+    LogLimits,
+    Member,
+    PeerStatus,
+    RaftStatus,
+    RaftTiming,
+    SnapshotInfo,
+    StateMachine,
+)
+from horae_node.raft.pysyncobj_core import (
+    CANDIDATE,
+    LEADER,
+    NOT_APPLIED,
+    SUCCESS,
+    Core,
+    Message,
+    require_pinned,
+)
+from horae_node.raft.pysyncobj_journal import ENTRY_REGULAR, Journal
+from horae_node.raft.snapshots import InstallNote, Intake, Shelf
+from horae_node.raft.transport import TransportPort
+from horae_storage.errors import StorageFull
+from horae_storage.log_port import RaftLog
+
+TICK_S: Final = 0.025
+"""Between two looks at the timers: well under a heartbeat; an idle tick costs some microseconds."""
+
+FRAMES_PER_PUMP: Final = 256
+"""Messages taken in before the loop gets its turn again."""
+
+COMPACT_EVERY_S: Final = 1.0
+
+SNAPSHOT_RETRY_S: Final = 5.0
+"""After a snapshot failed for want of room: long enough for somebody to make some."""
+
+log = get_log("raft")
+
+_ROLES: Final = ("follower", "candidate", "leader")
+
+
+class PySyncObjRaft:
+    """The `Raft` port over a PySyncObj cluster of fixed members."""
+
+    def __init__(
+        self,
+        *,
+        own_id: str,
+        members: tuple[Member, ...],
+        cluster: str,
+        raft_log: RaftLog,
+        machine: StateMachine,
+        snapshot_directory: Path,
+        transport: TransportPort,
+        clock: Clock,
+        timing: RaftTiming | None = None,
+        limits: LogLimits | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`members` are all voters, this node included. The directory is this node's alone; it is made when missing.
+
+        Raises: `ConfigError` when the installed library is not the pinned one.
+        """
+        require_pinned()
+        timing = timing or RaftTiming()
+        assert any(member.node_id == own_id for member in members)
+        self._own_id = own_id
+        self._members = members
+        self._cluster = cluster
+        self._log = raft_log
+        self._machine = machine
+        self._directory = snapshot_directory
+        self._transport = transport
+        self._clock = clock
+        self._limits = limits or LogLimits()
+        self._shelf = Shelf()
+        self._intake = Intake(snapshot_directory)
+        self._note = InstallNote(snapshot_directory)
+        self._core = Core(
+            own_id=own_id,
+            peer_ids=[member.node_id for member in members if member.node_id != own_id],
+            timing=timing,
+            clock=clock,
+            rng=rng or random.Random(),
+            pieces=self._shelf,
+            apply=self._apply,
+            on_state=self._on_state,
+        )
+        self._timing = timing
+        self._journal: Journal
+        self._guard: Guard
+        self._loop: asyncio.AbstractEventLoop
+        self._timer: asyncio.TimerHandle | None = None
+        self._inbox: deque[tuple[str, Message]] = deque()
+        self._durable = 0
+        self._woken = False
+        self._running = False
+        self._waiting: set[asyncio.Future[object]] = set()
+        self._readers: list[asyncio.Future[int]] = []
+        self._rounds: list[tuple[Round, list[asyncio.Future[int]]]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._snapshot_task: asyncio.Task[None] | None = None
+        self._snapshots_taken = 0
+        self._note_group: int | None = None
+        self._compact_at = 0.0
+        self._commit_sent = 0
+        self._told: tuple[int, int, str | None] | None = None
+        self._on_role: Callable[[], None] = lambda: None
+        self._on_fatal: Callable[[BaseException], None] = lambda error: None
+        self._on_peer_clock: Callable[[str, int], None] = lambda node_id, wall_ms: None
+
+    # ================================================================== the port
+
+    async def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for stale in self._directory.glob("*.snapshot"):
+            stale.unlink()
+        self._log.on_durable(self._on_durable)
+        self._log.on_failure(self._on_log_failure)
+        self._journal, state = boot.open_journal(self._log, self._machine, self._note)
+        applied = self._machine.applied_index
+        self._core.enter()
+        self._core.start(
+            self._journal,
+            term=max(state.term, self._journal.last.term),
+            voted_for=state.voted_for,
+            commit=applied,
+            applied=applied,
+        )
+        self._guard = Guard(
+            core=self._core,
+            journal=self._journal,
+            shelf=self._shelf,
+            intake=self._intake,
+            clock=self._clock,
+            timing=self._timing,
+            commit_known=min(max(state.commit_index, applied), self._journal.last_index),
+            send=self._transport.send,
+            disconnect=self._transport.disconnect,
+            install=self._begin_install,
+            on_peer_clock=self._tell_peer_clock,
+        )
+        self._shelf.oldest_index = lambda: self._journal.first_index
+        self._shelf.want = self._begin_snapshot
+        self._running = True
+        await self._transport.start(self)
+        self._on_timer()
+
+    async def stop(self) -> None:
+        if not self._running:
+            return
+        self._running = False
+        self._end_waiting()
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._transport.stop()
+        self._intake.drop()
+        self._shelf.clear()
+        self._journal.seal()
+        self._log.close()
+
+    @property
+    def is_leader(self) -> bool:
+        return self._running and self._core.state == LEADER
+
+    @property
+    def leader_id(self) -> str | None:
+        return self._core.leader_id if self._running else None
+
+    @property
+    def term(self) -> int:
+        return self._core.term
+
+    def propose(self, entry: bytes) -> asyncio.Future[object]:
+        if not self.is_leader:
+            raise NotApplied("no_leader", "this node does not lead")
+        assert 0 < len(entry) <= ENTRY_BYTES_MAX
+        future: asyncio.Future[object] = self._loop.create_future()
+        self._waiting.add(future)
+
+        def done(result: object, reason: int) -> None:
+            self._waiting.discard(future)
+            if future.done():
+                return
+            if reason == SUCCESS:
+                future.set_result(result)
+            elif reason in NOT_APPLIED:
+                future.set_exception(NotApplied("no_leader", "the leadership ended before the entry was in the log"))
+            else:
+                future.set_exception(OutcomeUnknown("a snapshot took the place of the entry"))
+
+        self._core.propose(entry, done)
+        self._wake()
+        return future
+
+    async def read_barrier(self) -> int:
+        if not self.is_leader:
+            raise NotApplied("no_leader", "this node does not lead")
+        reader: asyncio.Future[int] = self._loop.create_future()
+        self._readers.append(reader)
+        self._wake()
+        return await reader
+
+    def on_role(self, callback: Callable[[], None]) -> None:
+        self._on_role = callback
+
+    def on_fatal(self, callback: Callable[[BaseException], None]) -> None:
+        self._on_fatal = callback
+
+    def on_peer_clock(self, callback: Callable[[str, int], None]) -> None:
+        self._on_peer_clock = callback
+
+    def status(self) -> RaftStatus:
+        core, journal = self._core, self._journal
+        return RaftStatus(
+            role=_ROLES[core.state],
+            term=core.term,
+            leader_id=self.leader_id,
+            last_index=journal.last_index,
+            commit_index=core.commit,
+            applied_index=core.applied,
+            first_index=journal.first_index,
+            durable_log_index=journal.durable_index,
+            peers={node_id: self._peer_status(node_id) for node_id in self._guard.links},
+        )
+
+    # ================================================================== what the transport tells
+
+    def on_messages(self, node_id: str, messages: list[Message]) -> None:
+        """Frames of a peer, in order."""
+        self._inbox.extend([(node_id, message) for message in messages])
+        self._wake()
+
+    def on_connection(self, node_id: str, up: bool) -> None:
+        """A peer came or went. What it sent before is taken in first, so that nothing of it is mixed with the new."""
+        if not self._running:
+            return
+        self._guarded(self._take_connection, node_id, up)
+        self._wake()
+
+    def _take_connection(self, node_id: str, up: bool) -> None:
+        while self._inbox:
+            self._guard.inp(*self._inbox.popleft())
+        self._guard.on_connection(node_id, up)
+        log.event("peer_connected" if up else "peer_lost", peer=node_id)
+
+    # ================================================================== the drive
+
+    def _wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._pump)
+
+    def _on_timer(self) -> None:
+        if self._running:
+            self._timer = self._loop.call_later(TICK_S, self._on_timer)
+            if self._core.state == LEADER and self._core.commit > self._commit_sent:
+                self._commit_sent = -1  # tell the followers of a commit that no entry has carried to them
+            self._wake()
+
+    def _on_durable(self, durable: int) -> None:
+        self._durable = durable
+        self._wake()
+
+    def _on_log_failure(self, error: BaseException) -> None:
+        """A full disk is waited out by the log itself; after anything else nothing becomes durable any more."""
+        if isinstance(error, StorageFull):
+            log.warning("log_disk_full", reason=str(error))
+        else:
+            self._fail(error)
+
+    def _pump(self) -> None:
+        self._woken = False
+        if self._running:
+            self._guarded(self._run_once)
+
+    def _guarded(self, step: Callable[..., None], *args: object) -> None:
+        try:
+            self._core.enter()
+            step(*args)
+        except Exception as error:  # the root of all that consensus does: whatever it is, it ends the node
+            self._fail(error)
+
+    def _run_once(self) -> None:
+        guard, core = self._guard, self._core
+        for _ in range(min(FRAMES_PER_PUMP, len(self._inbox))):
+            guard.inp(*self._inbox.popleft())
+        if self._durable:
+            self._journal.on_durable(self._durable)
+            guard.on_durable(self._durable, self._journal.durable_index)
+            self._durable = 0
+        now = self._clock.monotonic()
+        core.append_proposals()
+        guard.tick(now)
+        self._maybe_begin_round()
+        if core.state == LEADER:
+            self._send_what_waits()
+        self._maybe_forget_note()
+        self._maybe_compact(now)
+        self._journal.seal()
+        self._transport.flush()
+        self._settle_readers()
+        self._maybe_tell_role()
+        if self._inbox or guard.lags_known:
+            self._wake()
+
+    def _send_what_waits(self) -> None:
+        guard = self._guard
+        guard.unmute()
+        if self._commit_sent < 0 or guard.has_unsent():
+            self._core.send_entries()
+            self._commit_sent = self._core.commit
+
+    def _apply(self, index: int, data: bytes) -> object:
+        return self._machine.apply(index, data[1:] if data[:1] == ENTRY_REGULAR else b"")
+
+    def _on_state(self, old: int, new: int) -> None:
+        self._guard.on_state(old, new)
+        if old == LEADER:
+            log.warning("leadership_lost", term=self._core.term)
+            self._end_waiting()
+        if new == CANDIDATE:
+            log.event("election_begun", term=self._core.term + 1)
+        if new == LEADER:
+            self._commit_sent = 0
+
+    def _end_waiting(self) -> None:
+        """Proposals may or may not be committed by whoever leads next; reads were surely not served (13)."""
+        waiting, self._waiting = self._waiting, set()
+        for future in waiting:
+            if not future.done():
+                future.set_exception(OutcomeUnknown("this node stopped leading before the entry was committed"))
+        readers = self._readers + [reader for _, readers in self._rounds for reader in readers]
+        self._readers, self._rounds = [], []
+        for reader in readers:
+            if not reader.done():
+                reader.set_exception(NotApplied("no_leader", "this node stopped leading"))
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing can be trusted any more: fall silent, and say so."""
+        if not self._running:
+            return
+        self._running = False
+        log.error("raft_failed", exc=error)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._end_waiting()
+        self._transport.silence()
+        self._on_fatal(error)
+
+    # ------------------------------------------------------------------ reads
+
+    def _maybe_begin_round(self) -> None:
+        if not self._readers:
+            return
+        assert self._core.state == LEADER  # `_end_waiting` answered them all when that ended
+        readers, self._readers = self._readers, []
+        self._rounds.append((self._guard.begin_round(), readers))
+
+    def _settle_readers(self) -> None:
+        if not self._rounds:
+            return
+        applied, open_rounds = self._core.applied, []
+        for round_, readers in self._rounds:
+            if not round_.confirmed or applied < round_.read_index:
+                open_rounds.append((round_, readers))
+                continue
+            for reader in readers:
+                if not reader.done():
+                    reader.set_result(applied)
+        self._rounds = open_rounds
+
+    # ------------------------------------------------------------------ roles
+
+    def _maybe_tell_role(self) -> None:
+        core = self._core
+        now = (core.state, core.term, core.leader_id)
+        if now != self._told:
+            if self._told is not None and now[2] != self._told[2]:
+                log.event("leader_known", leader=now[2], term=now[1], role=_ROLES[now[0]])
+            self._told = now
+            self._on_role()
+
+    def _tell_peer_clock(self, node_id: str, wall_ms: int) -> None:
+        self._on_peer_clock(node_id, wall_ms)
+
+    def _peer_status(self, node_id: str) -> PeerStatus:
+        link = self._guard.links[node_id]
+        heard = link.heard_at
+        match = self._core.match_index.get(link.peer, 0) if self._core.state == LEADER else 0
+        since = None if heard is None else max(0, round((self._clock.monotonic() - heard) * 1000))
+        return PeerStatus(link.connected, match, since)
+
+    # ------------------------------------------------------------------ compaction and snapshots
+
+    def _maybe_compact(self, now: float) -> None:
+        """Cut the log to its tail, below what the state's disk holds: from there a copy of the state goes on (9)."""
+        if now < self._compact_at:
+            return
+        self._compact_at = now + COMPACT_EVERY_S
+        limits, journal = self._limits, self._journal
+        # A quarter of slack, so that not each second cuts.
+        if journal.data_bytes * 4 <= limits.tail_bytes * 5 and len(journal) * 4 <= limits.tail_entries * 5:
+            return
+        wanted = journal.cut_for(tail_bytes=limits.tail_bytes, tail_entries=limits.tail_entries)
+        allowed = min(wanted, self._machine.durable_index, self._core.applied, journal.durable_index)
+        held_at = self._shelf.holding_index
+        if held_at is not None and journal.data_bytes < 4 * limits.tail_bytes:
+            allowed = min(allowed, held_at)  # a receiver of that snapshot goes on from there
+        if allowed > journal.first_index:
+            journal.cut_below(allowed)
+            log.debug("log_cut", first_index=allowed)
+
+    def _begin_snapshot(self) -> None:
+        """A follower is behind our log: copy the state for it."""
+        if self._snapshot_task is None:
+            self._snapshot_task = self._spawn(self._take_snapshot())
+
+    async def _take_snapshot(self) -> None:
+        try:
+            while True:
+                self._snapshots_taken += 1
+                path = self._directory / f"taken-{self._snapshots_taken}.snapshot"
+                try:
+                    info = await self._machine.take_snapshot(path, self._term_of)
+                except StorageFull as error:
+                    path.unlink(missing_ok=True)
+                    log.warning("snapshot_put_off", reason=str(error))
+                    await asyncio.sleep(SNAPSHOT_RETRY_S)
+                    continue
+                break
+            self._shelf.put(info)
+            log.event("snapshot_taken", index=info.last_index, bytes=info.size_bytes)
+        finally:
+            self._snapshot_task = None
+        self._wake()
+
+    def _term_of(self, index: int) -> int:
+        # Below our first entry the exact term is known no more, nor does anybody need it: the log begins at the root.
+        term = self._journal.term_at(max(index, self._journal.first_index))
+        if term is None:
+            raise Fatal(f"the state says index {index}, the log ends at {self._journal.last_index}")
+        return term
+
+    def _begin_install(self, snapshot: SnapshotInfo) -> None:
+        self._spawn(self._finish_install(snapshot))
+
+    async def _finish_install(self, snapshot: SnapshotInfo) -> None:
+        try:
+            await asyncio.to_thread(self._intake.sync)
+            await asyncio.to_thread(self._note.write, snapshot.last_index, snapshot.last_term)
+        except OSError as error:
+            log.warning("snapshot_not_kept", reason=str(error))
+            self._guard.abandon_install()
+            return
+        if self._running:
+            self._guarded(self._install)
+
+    def _install(self) -> None:
+        if self._guard.finish_install(self._machine.install_snapshot):
+            log.event("snapshot_installed", index=self._core.applied)
+        self._note_group = self._journal.mark
+        self._wake()
+
+    def _maybe_forget_note(self) -> None:
+        """The note of an install is needed until the log has begun anew on disk."""
+        if self._note_group is not None and self._log.durable >= self._note_group:
+            self._note_group = None
+            self._note.remove()
+
+    def _spawn(self, work: object) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = self._loop.create_task(work)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+        return task
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)

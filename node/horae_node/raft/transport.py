@@ -1,0 +1,398 @@
+"""The wire between nodes: one TCP (or TLS) connection a pair, MessagePack frames, nothing believed of a stranger.
+
+A frame is a 4-byte big-endian length and so many bytes of MessagePack; an empty frame is a ping. The first frame each
+way is a hello: version, cluster, node id. The node with the smaller id dials. What arrives is handed on in order, one
+list a read; `on_connection` brackets it, so that messages of two connections of a pair never mix. Nothing is dropped
+silently: a peer that is too slow, too loud or not who it should be loses its connection, with a log line.
+Not here: what a message means (`guard.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import Iterable
+from typing import Any, Final, Protocol
+
+import msgpack
+
+from horae_node.clock import Clock
+from horae_node.errors import ConfigError
+from horae_node.logs import get_log
+from horae_node.raft.port import Member
+
+PROTOCOL_VERSION: Final = 1
+FRAME_BYTES_MAX: Final = 8 << 20
+"""A batch of 2 MiB that one entry of 1 MiB may exceed, and room to grow."""
+HELLO_BYTES_MAX: Final = 4096
+"""A stranger can make us keep no more than this."""
+BUFFER_BYTES_MAX: Final = 32 << 20
+"""Not taken by the peer's kernel yet: beyond it the connection goes, and the peer resumes from what it acknowledged."""
+PING_S: Final = 0.5
+DEAD_S: Final = 1.5
+"""Three pings unheard: noticed before the next election would need the link."""
+DIAL_TIMEOUT_S: Final = 1.0
+HELLO_TIMEOUT_S: Final = 2.0
+REDIAL_MIN_S: Final = 0.05
+REDIAL_MAX_S: Final = 1.0
+STRANGERS_MAX: Final = 64
+"""Connections that have not said hello yet."""
+
+Message = dict[str, Any]
+
+log = get_log("raft")
+
+
+class Receiver(Protocol):
+    """Who is told. All calls come on the loop."""
+
+    def on_messages(self, node_id: str, messages: list[Message]) -> None: ...
+
+    def on_connection(self, node_id: str, up: bool) -> None:
+        """A link to a member came up or is lost. Never twice the same in a row."""
+        ...
+
+
+class TransportPort(Protocol):
+    """What consensus asks of a network. Order is kept on a connection; what a lost connection held is lost with it."""
+
+    async def start(self, receiver: Receiver) -> None:
+        """Listen and dial. Raises: `ConfigError` when the address cannot be bound."""
+        ...
+
+    async def stop(self) -> None: ...
+
+    def send(self, node_id: str, message: Message) -> None:
+        """Queue a message until `flush`; it is dropped when the peer is not connected."""
+        ...
+
+    def flush(self) -> None:
+        """Hand everything queued to the network, without waiting."""
+        ...
+
+    def disconnect(self, node_id: str, reason: str) -> None:
+        """Drop the connection to a peer, after the running call; a new one is made by itself."""
+        ...
+
+    def silence(self) -> None:
+        """Drop all connections and take no new ones: this node is about to end."""
+        ...
+
+
+class TcpTransport:
+    def __init__(
+        self,
+        *,
+        own_id: str,
+        members: Iterable[Member],
+        cluster: str,
+        listen: tuple[str, int],
+        clock: Clock,
+        server_ssl: ssl.SSLContext | None = None,
+        client_ssl: ssl.SSLContext | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        """`listen` is the host and port to bind. With the two contexts every link is TLS; without, any host that
+        reaches the port and knows the cluster's name is believed: for development and closed networks.
+        """
+        self.own_id = own_id
+        self.hello: Message = {"v": PROTOCOL_VERSION, "cluster": cluster, "node": own_id}
+        self._addresses = {m.node_id: _split(m.raft_address) for m in members if m.node_id != own_id}
+        self._listen = listen
+        self._clock = clock
+        self._server_ssl = server_ssl
+        self._client_ssl = client_ssl
+        self._rng = rng or random.Random()
+        self._links: dict[str, _Link] = {}
+        self._strangers: set[_Link] = set()
+        self._unsent: set[_Link] = set()
+        self._refusals: dict[str, str] = {}
+        self._running = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self._pinged_at = 0.0
+        self._receiver: Receiver
+        self._server: asyncio.Server
+
+    # ------------------------------------------------------------------ the port
+
+    async def start(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+        loop = asyncio.get_running_loop()
+        host, port = self._listen
+        try:
+            self._server = await loop.create_server(lambda: _Link(self, None), host, port, ssl=self._server_ssl)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}:{port} for the cluster: {error.strerror}") from error
+        self._running = True
+        dialled = sorted(node_id for node_id in self._addresses if self.own_id < node_id)
+        self._tasks = [loop.create_task(self._keep_dialled(node_id)) for node_id in dialled]
+        self._tasks.append(loop.create_task(self._keep_pinging()))
+
+    async def stop(self) -> None:
+        if not self._running and not self._tasks:
+            return
+        self.silence()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        await self._server.wait_closed()
+
+    def send(self, node_id: str, message: Message) -> None:
+        link = self._links.get(node_id)
+        if link is not None:
+            link.queue(message)
+            self._unsent.add(link)
+
+    def flush(self) -> None:
+        if self._unsent:
+            unsent, self._unsent = self._unsent, set()
+            for link in unsent:
+                link.flush()
+
+    def disconnect(self, node_id: str, reason: str) -> None:
+        link = self._links.get(node_id)
+        if link is not None:
+            link.drop(reason)
+
+    def silence(self) -> None:
+        self._running = False
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        for link in [*self._links.values(), *self._strangers]:
+            link.drop("this node ends")
+
+    # ------------------------------------------------------------------ what a link tells
+
+    def now(self) -> float:
+        return self._clock.monotonic()
+
+    def took_stranger(self, link: _Link) -> None:
+        if not self._running or len(self._strangers) >= STRANGERS_MAX:
+            link.drop("too many strangers")
+        self._strangers.add(link)
+
+    def check_hello(self, link: _Link, hello: object) -> str | None:
+        """Why this hello is refused, None when it is right. The link gets its peer's id."""
+        if not isinstance(hello, dict):
+            return "not a hello"
+        if "refused" in hello:
+            return f"refused by the peer: {str(hello['refused'])[:200]}"
+        if hello.get("v") != PROTOCOL_VERSION:
+            return f"protocol version {hello.get('v')!r}, ours is {PROTOCOL_VERSION}"
+        if hello.get("cluster") != self.hello["cluster"]:
+            return f"cluster {hello.get('cluster')!r}, ours is {self.hello['cluster']!r}"
+        node_id = hello.get("node")
+        expected = link.dialled_id
+        if not isinstance(node_id, str) or node_id not in self._addresses:
+            return f"unknown node {node_id!r}"
+        if expected is not None and node_id != expected:
+            return f"node {node_id!r} answers at the address of {expected!r}"
+        if expected is None and node_id > self.own_id:
+            return f"node {node_id!r} waits for our call: the smaller id dials"
+        link.peer_id = node_id
+        return None
+
+    def refuse(self, link: _Link, reason: str) -> None:
+        """Log once a reason and place: a peer with a wrong configuration dials for ever."""
+        who = link.dialled_id or link.remote_host
+        if self._refusals.get(who) != reason:
+            self._refusals[who] = reason
+            log.warning("peer_refused", peer=who, reason=reason)
+            while len(self._refusals) > 1000:
+                self._refusals.pop(next(iter(self._refusals)))
+
+    def came_up(self, link: _Link) -> None:
+        assert link.peer_id is not None
+        self._strangers.discard(link)
+        older = self._links.get(link.peer_id)
+        if older is not None:
+            older.drop("replaced by a newer connection")
+            self.went_down(older)
+        self._links[link.peer_id] = link
+        self._refusals.pop(link.dialled_id or link.remote_host, None)
+        self._receiver.on_connection(link.peer_id, True)
+
+    def went_down(self, link: _Link) -> None:
+        self._strangers.discard(link)
+        self._unsent.discard(link)
+        if link.peer_id is not None and self._links.get(link.peer_id) is link:
+            del self._links[link.peer_id]
+            self._receiver.on_connection(link.peer_id, False)
+
+    def took_messages(self, link: _Link, messages: list[Message]) -> None:
+        if link.peer_id is not None and self._links.get(link.peer_id) is link:
+            self._receiver.on_messages(link.peer_id, messages)
+
+    # ------------------------------------------------------------------ tasks
+
+    async def _keep_dialled(self, node_id: str) -> None:
+        loop = asyncio.get_running_loop()
+        host, port = self._addresses[node_id]
+        wait_s = REDIAL_MIN_S
+        while True:
+            link = _Link(self, node_id)
+            try:
+                async with asyncio.timeout(DIAL_TIMEOUT_S):
+                    await loop.create_connection(lambda link=link: link, host, port, ssl=self._client_ssl)
+            except (OSError, TimeoutError):
+                pass
+            else:
+                await link.closed.wait()
+                if link.was_up:
+                    wait_s = REDIAL_MIN_S
+            await asyncio.sleep(wait_s * (0.5 + self._rng.random()))
+            wait_s = min(REDIAL_MAX_S, wait_s * 1.6)
+
+    async def _keep_pinging(self) -> None:
+        self._pinged_at = self.now()
+        while True:
+            await asyncio.sleep(PING_S)
+            now = self.now()
+            paused = now - self._pinged_at > 2 * PING_S
+            self._pinged_at = now
+            for link in [*self._links.values(), *self._strangers]:
+                if paused:
+                    link.heard_at = now  # we were stopped, not they: look again before judging
+                link.check_alive(now)
+
+
+class _Link(asyncio.Protocol):
+    """One connection, from its first byte to its last."""
+
+    def __init__(self, owner: TcpTransport, dialled_id: str | None) -> None:
+        self._owner = owner
+        self.dialled_id = dialled_id
+        self.peer_id: str | None = None
+        self.remote_host = "?"
+        self.was_up = False
+        self.closed = asyncio.Event()
+        self.heard_at = owner.now()
+        self._born_at = self.heard_at
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._queued: list[bytes] = []
+
+    # ------------------------------------------------------------------ asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=BUFFER_BYTES_MAX)
+        peer = transport.get_extra_info("peername")
+        self.remote_host = str(peer[0]) if isinstance(peer, tuple) else "?"
+        self._owner.took_stranger(self)
+        if self.dialled_id is not None:
+            self._write_now(self._owner.hello)
+
+    def data_received(self, data: bytes) -> None:
+        if self._transport is None:
+            return
+        self.heard_at = self._owner.now()
+        received = self._received
+        received += data
+        messages: list[Message] = []
+        at, end = 0, len(received)
+        with memoryview(received) as view:
+            while end - at >= 4:
+                size = int.from_bytes(view[at : at + 4])
+                if size > (FRAME_BYTES_MAX if self.was_up else HELLO_BYTES_MAX):
+                    self.drop("frame too large")
+                    return
+                if end - at < 4 + size:
+                    break
+                if size and not self._take(view[at + 4 : at + 4 + size], messages):
+                    return
+                at += 4 + size
+        if at:
+            del received[:at]
+        if messages:
+            self._owner.took_messages(self, messages)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._gone()
+
+    # ------------------------------------------------------------------ the owner's side
+
+    def queue(self, message: Message) -> None:
+        self._queued.append(_frame(message))
+
+    def flush(self) -> None:
+        queued, self._queued = self._queued, []
+        if self._transport is None or not queued:
+            return
+        self._transport.write(queued[0] if len(queued) == 1 else b"".join(queued))
+        if self._transport.get_write_buffer_size() > BUFFER_BYTES_MAX:
+            self.drop("too slow: send buffer full")
+
+    def check_alive(self, now: float) -> None:
+        if now - self.heard_at > DEAD_S:
+            self.drop("nothing heard")
+        elif not self.was_up and now - self._born_at > HELLO_TIMEOUT_S:
+            self.drop("no hello")
+        elif self.was_up and self._transport is not None:
+            self._transport.write(b"\x00\x00\x00\x00")
+
+    def drop(self, reason: str) -> None:
+        """End the connection at once; what is queued goes with it. A second call does nothing."""
+        transport, self._transport = self._transport, None
+        if transport is None:
+            return
+        if self.was_up:
+            log.event("link_dropped", peer=self.peer_id, reason=reason)
+        transport.abort()
+        # Not from within the caller, who may be the receiver itself in the middle of its work.
+        asyncio.get_running_loop().call_soon(self._gone)
+
+    # ------------------------------------------------------------------ inside
+
+    def _take(self, frame: memoryview, messages: list[Message]) -> bool:
+        """Unpack one frame; False when the connection is over."""
+        try:
+            message = msgpack.unpackb(frame, use_list=False, raw=False)
+        except (ValueError, msgpack.exceptions.UnpackException) as error:
+            self._refuse(f"not MessagePack: {type(error).__name__}")
+            return False
+        if self.was_up:
+            if not isinstance(message, dict):
+                self.drop("not a message")
+                return False
+            messages.append(message)
+            return True
+        refusal = self._owner.check_hello(self, message)
+        if refusal is not None:
+            self._refuse(refusal)
+            return False
+        if self.dialled_id is None:
+            self._write_now(self._owner.hello)
+        self.was_up = True
+        self._owner.came_up(self)
+        return True
+
+    def _refuse(self, reason: str) -> None:
+        self._owner.refuse(self, reason)
+        if self.dialled_id is None and self._transport is not None:
+            self._write_now({"refused": reason})
+            transport, self._transport = self._transport, None
+            transport.close()  # not aborted: the peer shall read why
+
+    def _write_now(self, message: Message) -> None:
+        if self._transport is not None:
+            self._transport.write(_frame(message))
+
+    def _gone(self) -> None:
+        self._transport = None
+        self._received.clear()
+        if not self.closed.is_set():
+            self.closed.set()
+            self._owner.went_down(self)
+
+
+def _frame(message: Message) -> bytes:
+    body: bytes = msgpack.packb(message)
+    return len(body).to_bytes(4) + body
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

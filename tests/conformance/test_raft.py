@@ -1,0 +1,178 @@
+"""The `Raft` port: one node, and three over memory and over TCP, must all keep the same contract."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from horae_node.errors import NotApplied, OutcomeUnknown
+from horae_node.raft.local import LocalRaft
+from horae_node.raft.port import LogLimits, Raft
+from horae_storage.memory_log import MemoryRaftLog
+from tests.unit.raft.parts import Cluster, ListMachine, post
+
+
+@pytest.fixture(params=["memory", "tcp"])
+async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cluster]:
+    made = Cluster(tmp_path, tcp=request.param == "tcp")
+    yield made
+    for raft in list(made.nodes.values()):
+        await raft.stop()
+    assert made.errors == []
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    return [b"entry %d" % number for number in range(start, start + count)]
+
+
+async def test_every_node_applies_what_was_proposed_in_order(cluster: Cluster) -> None:
+    await cluster.start()
+    results = await cluster.propose(*numbered(100))
+    leader = await cluster.leader()
+    assert results == cluster.machines[leader].applied
+    await cluster.wait_all_hold(numbered(100))
+    assert cluster.clocks[leader] == set(cluster.nodes) - {leader}
+
+
+async def test_all_restart_from_disk_without_applying_twice(cluster: Cluster) -> None:
+    await cluster.start()
+    await cluster.propose(*numbered(20))
+    await cluster.wait_all_hold(numbered(20))
+    for machine in cluster.machines.values():
+        machine.commit()
+    await cluster.propose(*numbered(5, 20))
+    await cluster.stop()
+    await cluster.start()
+    await cluster.propose(b"after")
+    await cluster.wait_all_hold([*numbered(25), b"after"])
+
+
+async def test_another_leads_when_the_leader_stops(cluster: Cluster) -> None:
+    await cluster.start()
+    first = await cluster.leader()
+    term = cluster.nodes[first].term
+    await cluster.propose(b"one")
+    await cluster.stop(first)
+    second = await cluster.leader()
+    assert second != first
+    assert cluster.nodes[second].term > term
+    await cluster.propose(b"two")
+    await cluster.start(first)
+    await cluster.wait_all_hold([b"one", b"two"])
+
+
+async def test_a_lagging_follower_catches_up_from_the_log(cluster: Cluster) -> None:
+    await cluster.start()
+    leader = await cluster.leader()
+    late = next(node_id for node_id in cluster.nodes if node_id != leader)
+    await cluster.stop(late)
+    await cluster.propose(*numbered(200))
+    await cluster.start(late)
+    await cluster.wait_all_hold(numbered(200))
+    assert cluster.nodes[late].status().first_index == 1
+
+
+async def test_a_follower_behind_the_log_catches_up_by_snapshot(cluster: Cluster) -> None:
+    cluster.limits = LogLimits(tail_bytes=1 << 20, tail_entries=20)
+    await cluster.start()
+    leader = await cluster.leader()
+    late = next(node_id for node_id in cluster.nodes if node_id != leader)
+    await cluster.stop(late)
+    big = [bytes([number]) * 20_000 for number in range(200)]
+    await cluster.propose(*big)
+    cluster.machines[leader].commit()
+    await wait_until(lambda: cluster.nodes[leader].status().first_index > 100)
+    await cluster.start(late)
+    await cluster.machines[late].wait_for(lambda machine: machine.entries == big)
+    assert cluster.nodes[late].status().first_index > 100
+    await cluster.propose(b"after")
+    await cluster.machines[late].wait_for(lambda machine: machine.entries == [*big, b"after"])
+    await cluster.stop(late)
+    await cluster.start(late)
+    await cluster.propose(b"again")
+    await cluster.machines[late].wait_for(lambda machine: machine.entries == [*big, b"after", b"again"])
+
+
+async def test_a_follower_takes_no_proposal(cluster: Cluster) -> None:
+    await cluster.start()
+    leader = await cluster.leader()
+    follower = next(raft for node_id, raft in cluster.nodes.items() if node_id != leader)
+    with pytest.raises(NotApplied) as refused:
+        follower.propose(b"no")
+    assert refused.value.code == "no_leader"
+    with pytest.raises(NotApplied):
+        await follower.read_barrier()
+
+
+async def test_a_read_barrier_sees_all_that_was_acknowledged(cluster: Cluster) -> None:
+    await cluster.start()
+    leader = await cluster.leader()
+    index, _ = (await cluster.propose(b"one"))[0]  # type: ignore[misc]
+    barriers = await asyncio.gather(*[cluster.nodes[leader].read_barrier() for _ in range(10)])
+    assert set(barriers) == {index}
+
+
+async def test_a_proposal_that_waits_at_stop_is_unknown(cluster: Cluster) -> None:
+    await cluster.start()
+    leader = await cluster.leader()
+    waiting = cluster.nodes[leader].propose(b"perhaps")
+    await cluster.nodes[leader].stop()
+    with pytest.raises(OutcomeUnknown):
+        await waiting
+
+
+# ---------------------------------------------------------------- one node
+
+
+async def open_local(directory: Path, log: MemoryRaftLog, machine: ListMachine, **more: LogLimits) -> Raft:
+    raft = LocalRaft(own_id="n1", raft_log=log, machine=machine, snapshot_directory=directory, **more)
+    await raft.start()
+    return raft
+
+
+async def test_one_node_applies_in_order_once_it_is_durable(tmp_path: Path) -> None:
+    log, machine = MemoryRaftLog(), ListMachine()
+    raft = await open_local(tmp_path, log, machine)
+    futures = [raft.propose(entry) for entry in numbered(3)]
+    await wait_until(lambda: log.sealed > 1)
+    assert machine.entries == []
+    log.sync()
+    assert await asyncio.gather(*futures) == machine.applied
+    assert machine.entries == numbered(3)
+    assert await raft.read_barrier() == machine.applied_index
+    await raft.stop()
+
+
+async def test_one_node_restarts_from_disk(tmp_path: Path) -> None:
+    log, machine = MemoryRaftLog(post), ListMachine()
+    raft = await open_local(tmp_path, log, machine)
+    await asyncio.gather(*[raft.propose(entry) for entry in numbered(10)])
+    term = raft.term
+    await raft.stop()
+    machine = machine.crash()
+    raft = await open_local(tmp_path, log.crash(), machine)
+    await raft.propose(b"after")
+    assert machine.entries == [*numbered(10), b"after"]
+    assert raft.term > term
+    await raft.stop()
+
+
+async def test_one_node_cuts_its_log_below_the_durable_state(tmp_path: Path) -> None:
+    log, machine = MemoryRaftLog(post), ListMachine()
+    raft = await open_local(tmp_path, log, machine, limits=LogLimits(tail_entries=10))
+    await asyncio.gather(*[raft.propose(entry) for entry in numbered(50)])
+    assert raft.status().first_index == 1
+    machine.commit()
+    await raft.propose(b"after")
+    assert raft.status().first_index > 30
+    await raft.stop()
+
+
+async def wait_until(condition: Callable[[], bool], deadline_s: float = 10) -> None:
+    """Until a condition holds that no signal tells of: looked at in each pass of the loop."""
+    async with asyncio.timeout(deadline_s):
+        while not condition():
+            await asyncio.sleep(0)

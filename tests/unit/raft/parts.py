@@ -1,0 +1,276 @@
+"""What the tests of consensus are built of: a small state machine, a network in memory, clusters of both kinds.
+
+The network keeps order on each link, packs and unpacks as the wire does, and delivers when the loop comes round.
+Not here: any assertion.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from horae_node.clock import SystemClock
+from horae_node.raft.port import LogLimits, Member, RaftTiming, SnapshotInfo
+from horae_node.raft.pysyncobj_adapter import PySyncObjRaft
+from horae_node.raft.transport import Message, Receiver, TcpTransport, TransportPort
+from horae_storage.memory_log import MemoryRaftLog
+
+
+class ListMachine:
+    """A state machine whose state is the list of what was applied; it can lose what was not made durable."""
+
+    def __init__(self) -> None:
+        self.applied: list[tuple[int, bytes]] = []
+        self.applied_index = 1
+        self.durable_index = 1
+        self.waiters: list[tuple[Callable[[ListMachine], bool], asyncio.Future[None]]] = []
+
+    def apply(self, index: int, entry: bytes) -> object:
+        assert index == self.applied_index + 1
+        self.applied_index = index
+        if entry:
+            self.applied.append((index, entry))
+        self._tell()
+        return (index, entry)
+
+    def commit(self) -> None:
+        self.durable_index = self.applied_index
+
+    def crash(self) -> ListMachine:
+        """The machine that a restart finds."""
+        found = ListMachine()
+        found.applied_index = found.durable_index = self.durable_index
+        found.applied = [(index, entry) for index, entry in self.applied if index <= self.durable_index]
+        return found
+
+    async def take_snapshot(self, path: Path, term_of: Callable[[int], int]) -> SnapshotInfo:
+        self.commit()
+        index = self.applied_index
+        path.write_bytes(msgpack.packb((index, self.applied)))
+        return SnapshotInfo(path, index, term_of(index), term_of(index - 1), path.stat().st_size)
+
+    def install_snapshot(self, snapshot: SnapshotInfo) -> None:
+        index, applied = msgpack.unpackb(snapshot.path.read_bytes(), use_list=False)
+        assert index == snapshot.last_index
+        self.applied = list(applied)
+        self.applied_index = self.durable_index = index
+        self._tell()
+
+    @property
+    def entries(self) -> list[bytes]:
+        return [entry for _, entry in self.applied]
+
+    async def wait_for(self, condition: Callable[[ListMachine], bool], deadline_s: float = 10) -> None:
+        """Until the condition holds after some apply."""
+        if not condition(self):
+            future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self.waiters.append((condition, future))
+            await asyncio.wait_for(future, deadline_s)
+
+    def _tell(self) -> None:
+        for condition, future in self.waiters:
+            if not future.done() and condition(self):
+                future.set_result(None)
+
+
+class MemoryNetwork:
+    """Links between `MemoryTransport`s. A cut loses what is under way, and both ends hear of it."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, MemoryTransport] = {}
+        self.cuts: set[frozenset[str]] = set()
+
+    def transport(self, node_id: str) -> MemoryTransport:
+        return MemoryTransport(self, node_id)
+
+    def cut(self, *node_ids: str) -> None:
+        """Take these nodes away from all others (and from each other)."""
+        for node_id in node_ids:
+            for other in list(self.nodes):
+                if other != node_id and frozenset((node_id, other)) not in self.cuts:
+                    self.cuts.add(frozenset((node_id, other)))
+                    self._link(node_id, other, False)
+
+    def heal(self) -> None:
+        cuts, self.cuts = self.cuts, set()
+        for pair in cuts:
+            one, other = sorted(pair)
+            self._link(one, other, True)
+
+    def joined(self, node_id: str) -> None:
+        for other in list(self.nodes):
+            if other != node_id and frozenset((node_id, other)) not in self.cuts:
+                self._link(node_id, other, True)
+
+    def left(self, node_id: str) -> None:
+        for other in list(self.nodes):
+            if other != node_id:
+                self._link(node_id, other, False)
+        del self.nodes[node_id]
+
+    def _link(self, one: str, other: str, up: bool) -> None:
+        for here, there in ((one, other), (other, one)):
+            if here in self.nodes and there in self.nodes:
+                self.nodes[here].set_link(there, up)
+
+
+class MemoryTransport:
+    def __init__(self, network: MemoryNetwork, node_id: str) -> None:
+        self.network = network
+        self.node_id = node_id
+        self.up: dict[str, int] = {}
+        self.receiver: Receiver | None = None
+        self.generation = 0
+
+    async def start(self, receiver: Receiver) -> None:
+        self.receiver = receiver
+        self.network.nodes[self.node_id] = self
+        self.network.joined(self.node_id)
+
+    async def stop(self) -> None:
+        self.silence()
+
+    def silence(self) -> None:
+        if self.network.nodes.get(self.node_id) is self:
+            self.network.left(self.node_id)
+
+    def flush(self) -> None:
+        """Messages leave at once."""
+
+    def disconnect(self, node_id: str, reason: str) -> None:
+        raise AssertionError(f"{self.node_id} dropped {node_id}: {reason}")
+
+    def send(self, node_id: str, message: Message) -> None:
+        if node_id in self.up:
+            body, link = msgpack.packb(message), self.up[node_id]
+            asyncio.get_running_loop().call_soon(self._arrive, node_id, link, body)
+
+    def set_link(self, other: str, up: bool) -> None:
+        if up == (other in self.up):
+            return
+        self.generation += 1
+        if up:
+            self.up[other] = self.generation
+        else:
+            del self.up[other]
+        assert self.receiver is not None
+        self.receiver.on_connection(other, up)
+
+    def _arrive(self, node_id: str, link: int, body: bytes) -> None:
+        there = self.network.nodes.get(node_id)
+        if self.up.get(node_id) == link and there is not None and there.receiver is not None:
+            there.receiver.on_messages(self.node_id, [msgpack.unpackb(body, use_list=False)])
+
+
+class Cluster:
+    """Nodes of one test, each with its log, machine and directory, to stop, crash and start again."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        tcp: bool = False,
+        size: int = 3,
+        limits: LogLimits | None = None,
+        timing: RaftTiming | None = None,
+    ) -> None:
+        self.directory = directory
+        self.network = None if tcp else MemoryNetwork()
+        self.limits = limits
+        self.timing = timing
+        ports = free_ports(size) if tcp else [0] * size
+        ids = [f"n{number}" for number in range(1, size + 1)]
+        self.members = tuple(Member(node_id, f"127.0.0.1:{port}", "") for node_id, port in zip(ids, ports, strict=True))
+        self.logs = {node_id: MemoryRaftLog(post) for node_id in ids}
+        self.machines = {node_id: ListMachine() for node_id in ids}
+        self.nodes: dict[str, PySyncObjRaft] = {}
+        self.errors: list[BaseException] = []
+        self.role_changed = asyncio.Event()
+        self.clocks: dict[str, set[str]] = {node_id: set() for node_id in ids}
+
+    def make_log(self, node_id: str) -> Any:
+        return self.logs[node_id]
+
+    async def start(self, *node_ids: str) -> None:
+        for number, member in enumerate(self.members):
+            if member.node_id in node_ids or not node_ids:
+                await self._start(member, random.Random(number))
+
+    async def _start(self, member: Member, rng: random.Random) -> None:
+        node_id = member.node_id
+        host, _, port = member.raft_address.rpartition(":")
+        transport: TransportPort
+        if self.network is not None:
+            transport = self.network.transport(node_id)
+        else:
+            transport = TcpTransport(
+                own_id=node_id, members=self.members, cluster="test", listen=(host, int(port)), clock=SystemClock()
+            )
+        raft = PySyncObjRaft(
+            own_id=node_id,
+            members=self.members,
+            cluster="test",
+            raft_log=self.make_log(node_id),
+            machine=self.machines[node_id],
+            snapshot_directory=self.directory / node_id,
+            transport=transport,
+            clock=SystemClock(),
+            timing=self.timing,
+            limits=self.limits,
+            rng=rng,
+        )
+        raft.on_role(self.role_changed.set)
+        raft.on_fatal(self.errors.append)
+        raft.on_peer_clock(lambda peer, wall_ms: self.clocks[node_id].add(peer))
+        self.nodes[node_id] = raft
+        await raft.start()
+
+    async def stop(self, *node_ids: str) -> None:
+        """Stop cleanly, and make ready to start again from the disks."""
+        for node_id in node_ids or list(self.nodes):
+            await self.nodes.pop(node_id).stop()
+            self.logs[node_id] = self.logs[node_id].crash()
+            self.machines[node_id] = self.machines[node_id].crash()
+        self.role_changed.set()
+
+    async def leader(self, deadline_s: float = 10) -> str:
+        """The one that leads, once its term's first entry is applied."""
+        async with asyncio.timeout(deadline_s):
+            while True:
+                for node_id, raft in self.nodes.items():
+                    if raft.is_leader:
+                        await raft.read_barrier()
+                        if raft.is_leader:
+                            return node_id
+                self.role_changed.clear()
+                await self.role_changed.wait()
+
+    async def propose(self, *entries: bytes) -> list[object]:
+        leader = self.nodes[await self.leader()]
+        return await asyncio.wait_for(asyncio.gather(*[leader.propose(entry) for entry in entries]), 10)
+
+    async def wait_all_hold(self, entries: list[bytes]) -> None:
+        for node_id in self.nodes:
+            await self.machines[node_id].wait_for(lambda machine: machine.entries == entries)
+
+
+def post(callback: Callable[[], None]) -> None:
+    """The loop's next pass: how a log that syncs by itself reaches its owner."""
+    asyncio.get_running_loop().call_soon(callback)
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
