@@ -228,12 +228,17 @@ class AsyncClient:
         return await self._change(job_id, "run_now", frozenset({"ready", "running"}), deadline_seconds)
 
     async def delete(self, job_id: str, *, deadline_seconds: float | None = None) -> None:
-        """Forget a finished job. Raises: `Conflict` when it is not finished, `NotFound`."""
+        """Forget a finished job. Raises: `Conflict` when it is not finished, `NotFound`.
+
+        It is read first: a `not_found` of the delete itself may be that of our own success, repeated (aiohttp sends a
+        DELETE again by itself when a kept connection breaks, and does not tell).
+        """
+        until = self._until(deadline_seconds)
+        await self._call("GET", _job_path(job_id), until=until)
         try:
-            await self._refusable("DELETE", _job_path(job_id), None, self._until(deadline_seconds))
-        except Refusal as refusal:
-            if not (refusal.repeated and isinstance(refusal.error, errors.NotFound)):
-                raise refusal.error from None
+            await self._call("DELETE", _job_path(job_id), until=until)
+        except errors.NotFound:
+            return
 
     async def _change(self, job_id: str, verb: str, wanted: frozenset[str], deadline_seconds: float | None) -> Job:
         """These calls carry no key: a conflict after a lost answer may be that of our own success, so look."""

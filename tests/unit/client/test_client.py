@@ -1,0 +1,282 @@
+"""A call made once takes effect once, whatever is lost on the way; refusals come back as their own class."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import uuid
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+from tests.helpers.fake_server import FakeServer, problem
+
+from horae import AsyncClient, Beat, Client, Ending, Failure, Job, NewJob, errors, wire
+from horae.jobs import Claim
+from horae.transport import Transport
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+async def test_a_submit_makes_its_own_id_and_reads_back(server: FakeServer, client: AsyncClient) -> None:
+    job = await client.submit("hello", {"name": "Ada", "at": datetime(2026, 1, 1, tzinfo=UTC)})
+    assert uuid.UUID(job.id).version == 7
+    assert job.payload == {"name": "Ada", "at": "2026-01-01T00:00:00Z"}
+    assert await client.job(job.id) == job
+    assert isinstance(job.created_at, datetime)
+
+
+@pytest.mark.parametrize("kind", ["drop", "cut"])
+async def test_a_lost_submit_is_repeated_with_its_id(server: FakeServer, client: AsyncClient, kind: str) -> None:
+    server.fault("/v1/jobs", kind, kind)
+    job = await client.submit("hello")
+    assert {body["id"] for body in server.sent("/v1/jobs")} == {job.id}
+    assert server.counts["/v1/jobs"] >= 3
+    assert list(server.jobs) == [job.id]
+
+
+async def test_the_callers_id_is_kept_and_a_conflict_is_final(server: FakeServer, client: AsyncClient) -> None:
+    await client.submit("hello", 1, id="mine")
+    assert (await client.submit("hello", 1, id="mine")).id == "mine"
+    with pytest.raises(errors.Conflict) as caught:
+        await client.submit("hello", 2, id="mine")
+    assert caught.value.problem.code == "conflict"
+    assert server.counts["/v1/jobs"] == 3
+
+
+async def test_a_lost_claim_is_repeated_with_its_claim_id(server: FakeServer, client: AsyncClient) -> None:
+    server.add("hello")
+    server.fault("/v1/claims", "drop")
+    claims = await client.claim("w", ["default"], wait_seconds=1)
+    assert [claim.id for claim in claims] == ["job-1"]
+    assert len({body["claim_id"] for body in server.sent("/v1/claims")}) == 1
+    assert server.jobs["job-1"]["attempt"] == 1
+
+
+async def test_a_lost_ending_is_repeated_with_its_token(server: FakeServer, client: AsyncClient) -> None:
+    server.add("hello")
+    (claim,) = await client.claim("w", ["default"])
+    server.fault("/v1/jobs/job-1/complete", "drop")
+    job = await client.complete(claim.id, claim.lease_token, [1, 2])
+    assert (job.state, job.result) == ("succeeded", [1, 2])
+    with pytest.raises(errors.LeaseLost):
+        await client.fail(claim.id, claim.lease_token, Failure("E", "no"))
+
+
+async def test_endings_in_bulk_answer_one_by_one(server: FakeServer, client: AsyncClient) -> None:
+    server.add("hello"), server.add("hello")
+    one, two = await client.claim("w", ["default"], max_jobs=2)
+    endings = [
+        Ending(job_id=one.id, lease_token=one.lease_token, outcome="complete"),
+        Ending(job_id=two.id, lease_token=two.lease_token + 1, outcome="release"),
+    ]
+    done = await client.end_many("w", endings)
+    assert [item.error and item.error.code for item in done] == [None, "lease_lost"]
+    renewals = await client.heartbeat("w", [Beat(two.id, two.lease_token), Beat(one.id, one.lease_token)])
+    assert [renewal.status for renewal in renewals] == ["ok", "lost"]
+
+
+async def test_a_passing_problem_is_waited_out(server: FakeServer, client: AsyncClient) -> None:
+    server.fault("/v1/jobs", problem("rate_limited", 429, headers={"Retry-After": "0.01"}))
+    server.fault("/v1/jobs", problem("no_leader", 503, headers={"Retry-After": "0.01"}))
+    server.fault("/v1/jobs", problem("outcome_unknown", 504), problem("shutting_down", 503))
+    job = await client.submit("hello")
+    assert {body["id"] for body in server.sent("/v1/jobs")} == {job.id}
+    assert server.counts["/v1/jobs"] == 5
+
+
+async def test_the_deadline_ends_with_the_last_problem(server: FakeServer, client: AsyncClient) -> None:
+    server.fault("/v1/jobs", problem("rate_limited", 429, headers={"Retry-After": "60"}))
+    with pytest.raises(errors.RateLimited):
+        await client.submit("hello", deadline_seconds=0.5)
+
+
+async def test_an_unknown_outcome_is_told_from_a_definite_one(server: FakeServer) -> None:
+    async with AsyncClient(server.url, deadline_seconds=0.3) as client:
+        server.fault("/v1/jobs", *["drop"] * 50)
+        with pytest.raises(errors.OutcomeUnknown):
+            await client.submit("hello")
+    async with AsyncClient(f"http://127.0.0.1:{free_port()}", deadline_seconds=0.3) as client:
+        with pytest.raises(errors.Unreachable):
+            await client.submit("hello")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("invalid", 422, errors.Invalid),
+        ("malformed", 400, errors.Malformed),
+        ("unauthenticated", 401, errors.Unauthenticated),
+        ("forbidden", 403, errors.Forbidden),
+        ("too_large", 413, errors.TooLarge),
+        ("storage_full", 507, errors.StorageFull),
+        ("from_the_future", 418, errors.RequestError),
+    ],
+)
+async def test_each_code_has_its_class(
+    server: FakeServer, client: AsyncClient, code: str, status: int, kind: type[errors.RequestError]
+) -> None:
+    server.fault("/v1/jobs", problem(code, status, detail="why"))
+    with pytest.raises(kind) as caught:
+        await client.submit("hello")
+    assert (type(caught.value), caught.value.code, caught.value.detail) == (kind, code, "why")
+    assert server.counts["/v1/jobs"] == 1
+
+
+async def test_it_goes_to_the_leader_that_it_is_told_of(server: FakeServer) -> None:
+    async with FakeServer() as other, AsyncClient(other.url) as client:
+        other.leader = server.url
+        await client.submit("first")
+        await client.submit("second")
+        assert [body["task"] for body in server.sent("/v1/jobs")] == ["second"]
+
+
+async def test_no_leader_that_names_one_goes_straight_there(server: FakeServer) -> None:
+    async with FakeServer() as other, AsyncClient(other.url) as client:
+        headers = {"Horae-Leader": server.url, "Retry-After": "60"}
+        other.fault("/v1/jobs", problem("no_leader", 503, headers=headers))
+        job = await client.submit("hello")
+        assert list(server.jobs) == [job.id]
+
+
+async def test_a_dead_leader_is_left_for_the_other_nodes(server: FakeServer) -> None:
+    dead = f"http://127.0.0.1:{free_port()}"
+    async with AsyncClient([dead, server.url]) as client:
+        server.leader = dead  # what a node says until it notices
+        assert (await client.submit("hello")).state == "ready"
+        assert (await client.submit("hello")).state == "ready"
+
+
+async def test_two_that_name_each_other_are_not_asked_in_a_tight_loop(server: FakeServer) -> None:
+    async with FakeServer() as other, AsyncClient([server.url, other.url], deadline_seconds=0.5) as client:
+        for one, two in ((server, other), (other, server)):
+            headers = {"Horae-Leader": two.url, "Retry-After": "0.1"}
+            one.fault("/v1/jobs", *(problem("no_leader", 503, headers=headers) for _ in range(100)))
+        with pytest.raises(errors.NoLeader):
+            await client.submit("hello")
+        assert server.counts["/v1/jobs"] + other.counts["/v1/jobs"] <= 12
+
+
+async def test_submit_many_is_cut_into_requests_and_keeps_the_order(server: FakeServer, client: AsyncClient) -> None:
+    jobs = await client.submit_many(NewJob(task="t", payload=number) for number in range(2300))
+    assert [job.payload for job in jobs] == list(range(2300))
+    assert [len(body["jobs"]) for body in server.sent("/v1/jobs/batch")] == [1000, 1000, 300]
+
+
+async def test_submit_many_tells_which_were_refused(server: FakeServer, client: AsyncClient) -> None:
+    with pytest.raises(errors.PartlyRefused) as caught:
+        await client.submit_many([NewJob(task="t"), NewJob(task="refuse:invalid"), NewJob(task="t")])
+    assert [type(result) for result in caught.value.results] == [Job, errors.Invalid, Job]
+
+
+async def test_submit_many_sends_shed_items_again_with_their_ids(server: FakeServer, client: AsyncClient) -> None:
+    with pytest.raises(errors.PartlyRefused):
+        await client.submit_many([NewJob(task="t"), NewJob(task="refuse:rate_limited")], deadline_seconds=0.7)
+    first, *later = server.sent("/v1/jobs/batch")
+    assert later
+    assert all([job["id"] for job in body["jobs"]] == [first["jobs"][1]["id"]] for body in later)
+
+
+async def test_a_cancel_whose_answer_was_lost_is_no_conflict(server: FakeServer, client: AsyncClient) -> None:
+    job = await client.submit("hello")
+    server.fault(f"/v1/jobs/{job.id}/cancel", "drop")
+    assert (await client.cancel(job.id)).state == "cancelled"
+    with pytest.raises(errors.Conflict):
+        await client.cancel(job.id)
+
+
+async def test_a_delete_whose_answer_was_lost_is_done(server: FakeServer, client: AsyncClient) -> None:
+    job = await client.submit("hello")
+    server.fault(f"DELETE /v1/jobs/{job.id}", "drop")
+    await client.delete(job.id)
+    with pytest.raises(errors.NotFound):
+        await client.delete(job.id)
+
+
+async def test_wait_and_result(server: FakeServer, client: AsyncClient) -> None:
+    job = await client.submit("hello")
+    waiting = asyncio.ensure_future(client.result(job.id))
+    await server.wait_until(lambda: server.counts[f"/v1/jobs/{job.id}"] > 0)
+    (claim,) = await client.claim("w", ["default"])
+    await client.complete(claim.id, claim.lease_token, "done")
+    assert await waiting == "done"
+    other = await client.submit("hello")
+    await client.cancel(other.id)
+    with pytest.raises(errors.JobFailed) as caught:
+        await client.result(other.id)
+    assert caught.value.job.state == "cancelled"
+
+
+async def test_jobs_reads_page_by_page(server: FakeServer, client: AsyncClient) -> None:
+    for _ in range(7):
+        server.add("t")
+    assert [job.id async for job in client.jobs(page=3)] == [f"job-{number}" for number in range(7, 0, -1)]
+    assert server.counts["/v1/jobs"] == 3
+
+
+async def test_what_cannot_be_sent_is_refused_here(server: FakeServer, client: AsyncClient) -> None:
+    with pytest.raises(errors.TooLarge):
+        await client.submit("t", "x" * wire.PAYLOAD_BYTES_MAX)
+    with pytest.raises(errors.Invalid):
+        await client.submit("t", 2**64)
+    with pytest.raises(errors.Invalid):
+        await client.submit("t", "\ud800")
+    with pytest.raises(TypeError):
+        await client.submit("t", object())
+    assert not server.requests
+
+
+def test_the_blocking_client_is_the_same_one() -> None:
+    loop = asyncio.new_event_loop()
+    fake = loop.run_until_complete(FakeServer().__aenter__())
+    import threading
+
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        with Client(fake.url) as client:
+            job = client.submit("hello", {"a": 1}, queue="mail")
+            assert client.job(job.id).queue == "mail"
+            (claim,) = client.claim("w", ["mail"])
+            assert client.complete(claim.id, claim.lease_token, 5).state == "succeeded"
+            assert client.result(job.id) == 5
+            assert [one.id for one in client.jobs()] == [job.id]
+        client.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            client.job(job.id)
+    finally:
+        asyncio.run_coroutine_threadsafe(fake.__aexit__(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def test_the_shapes_have_the_keys_of_the_wire() -> None:
+    assert set(Job.__struct_fields__) == set(wire.JobView.__struct_fields__)
+    assert set(Claim.__struct_fields__) == set(wire.ClaimedJob.__struct_fields__)
+    assert set(NewJob.__struct_fields__) == set(wire.SubmitRequest.__struct_fields__)
+    assert set(Ending.__struct_fields__) == set(wire.EndingRequest.__struct_fields__)
+    assert set(Beat.__struct_fields__) == set(wire.LeaseBeat.__struct_fields__)
+
+
+def test_what_the_client_sends_is_what_the_wire_accepts() -> None:
+    ending = Ending(job_id="a", lease_token=1, outcome="fail", error=Failure("E", "m", "t"), retry=False)
+    beat = Beat("a", 1, msgspec.Raw(msgspec.msgpack.encode(None)))
+    body = msgspec.msgpack.encode({"worker": "w", "leases": [ending]})
+    taken = msgspec.msgpack.decode(body, type=wire.EndingsRequest).leases[0]
+    assert (taken.outcome, taken.retry, taken.result) == ("fail", False, msgspec.UNSET)
+    body = msgspec.msgpack.encode({"worker": "w", "leases": [beat, Beat("b", 1)]})
+    beats = msgspec.msgpack.decode(body, type=wire.HeartbeatRequest).leases
+    assert [bytes(beats[0].progress), beats[1].progress] == [b"\xc0", msgspec.UNSET]  # type: ignore[arg-type]
+
+
+def test_urls_are_checked() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        Transport([])
+    with pytest.raises(ValueError, match="localhost:7070"):
+        Transport(["localhost:7070"])
