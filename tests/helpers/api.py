@@ -15,6 +15,7 @@ from typing import Any
 
 import aiohttp
 import msgspec
+from yarl import URL
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
@@ -91,7 +92,7 @@ class Api:
         """One request, byte for byte. Raises: one of `LOST_ANSWER`."""
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=2)
         async with self._session.request(
-            method, aiohttp.client.URL(url, encoded=True), data=data, headers=headers, timeout=timeout
+            method, URL(url, encoded=True), data=data, headers=headers, timeout=timeout
         ) as response:
             return Answer(response.status, dict(response.headers), await response.read())
 

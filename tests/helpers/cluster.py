@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +231,7 @@ class Cluster:
         """Until each says that it can serve; how long it took, in seconds."""
         began = time.monotonic()
         for node in nodes or self.nodes:
-            await poll(f"{node.name} is ready", lambda node=node: self._is_ready(node), seconds)
+            await poll(f"{node.name} is ready", partial(self._is_ready, node), seconds)
         return time.monotonic() - began
 
     async def _is_ready(self, node: NodeProcess) -> bool:

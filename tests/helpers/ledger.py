@@ -116,19 +116,20 @@ async def work(api: Api, ledger: Ledger, name: str, queue: str, *, max_jobs: int
 async def claim(api: Api, ledger: Ledger, worker: str, queue: str, *, max_jobs: int = 1) -> list[Grant]:
     """A claim repeated with its id until it is answered; what it gave, also written down."""
     asked_ns = time.monotonic_ns()
+    claim_id = str(uuid.uuid4())
     body = {
         "worker": worker,
         "queues": [queue],
         "max_jobs": max_jobs,
         "wait_seconds": CLAIM_WAIT_SECONDS,
-        "claim_id": str(uuid.uuid4()),
+        "claim_id": claim_id,
     }
     answer = await api.call_until_answered(
         "POST", "/v1/claims", body, deadline_seconds=CALL_SECONDS, wait_seconds=CLAIM_WAIT_SECONDS
     )
     answered_ns = time.monotonic_ns()
     grants = [
-        Grant(asked_ns, answered_ns, job["id"], job["lease_token"], job["attempt"], body["claim_id"])
+        Grant(asked_ns, answered_ns, job["id"], job["lease_token"], job["attempt"], claim_id)
         for job in answer.expect(200)["jobs"]
     ]
     ledger.grants += grants

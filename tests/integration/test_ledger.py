@@ -7,7 +7,7 @@ from tests.helpers.ledger import Grant, Ledger, Report, check_ledger
 
 
 def good() -> Ledger:
-    """Job a: claimed twice, completed once, the first's late report refused. Job b: completed, and the report repeated."""
+    """Job a: claimed twice, completed once, the first's late report refused. Job b: its report was repeated."""
     return Ledger(
         acked=["a", "b"],
         grants=[
