@@ -25,7 +25,7 @@ from rich.text import Text
 
 from horae import errors
 from horae.blocking import Client
-from horae.client import DEFAULT_URL, url_list
+from horae.client import DEADLINE_SECONDS, DEFAULT_URL, url_list
 from horae.jobs import Job, JobOptions
 from horae.wire import ClusterView
 from horae.worker import Worker
@@ -54,11 +54,12 @@ class Target:
     urls: list[str]
     token: str | None
     json: bool
+    deadline_seconds: float
     chosen: bool
     """`urls` were named by the caller, by option or environment."""
 
     def client(self) -> Client:
-        return Client(self.urls, token=self.token)
+        return Client(self.urls, token=self.token, deadline_seconds=self.deadline_seconds)
 
 
 def _target_options(command: Command) -> Command:
@@ -66,11 +67,14 @@ def _target_options(command: Command) -> Command:
 
     @click.option("--url", "urls", multiple=True, metavar="URL", help="A node's base URL; repeat it for several.")
     @click.option("--token", envvar="HORAE_TOKEN", help="Bearer token (HORAE_TOKEN).")
+    @click.option(
+        "--deadline", type=click.FloatRange(min=0), default=DEADLINE_SECONDS, metavar="SECONDS", help="Give up after."
+    )
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @wraps(command)
-    def run(urls: tuple[str, ...], token: str | None, as_json: bool, **rest: Any) -> None:
+    def run(urls: tuple[str, ...], token: str | None, deadline: float, as_json: bool, **rest: Any) -> None:
         named = list(urls) or url_list(os.environ.get("HORAE_URL", ""))
-        _guarded(command, Target(named or [DEFAULT_URL], token or None, as_json, bool(named)), rest)
+        _guarded(command, Target(named or [DEFAULT_URL], token or None, as_json, deadline, bool(named)), rest)
 
     return run  # type: ignore[return-value]
 

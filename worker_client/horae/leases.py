@@ -91,12 +91,13 @@ class LeaseKeeper:
         self._leases: dict[tuple[str, int], Lease] = {}
         self._planned = 0.0
         self._stopping = False
-        self._loop = new_event_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._wake = asyncio.Event()
         self._beating: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name="horae-leases", daemon=True)
 
     def start(self) -> None:
+        self._loop = new_event_loop()
         self._thread.start()
 
     def stop(self) -> None:
@@ -146,13 +147,17 @@ class LeaseKeeper:
             self._call_wake()
 
     def _call_wake(self) -> None:
+        if self._loop is None:
+            return  # not started: its first pass sees all there is
         try:
             self._loop.call_soon_threadsafe(self._wake.set)
         except RuntimeError:
             return  # the loop is closed: nothing is to be woken any more
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+        loop = self._loop
+        assert loop is not None, "the thread is started by start()"
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.run(self._watch())
 
     async def _watch(self) -> None:

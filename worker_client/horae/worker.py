@@ -157,6 +157,7 @@ class _Session:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
         self._client = AsyncClient(worker.urls, token=worker.token, connections=8, tls=worker._tls)
         self._keeper = LeaseKeeper(
             worker.urls, worker=worker.name, notify=self._notify, token=worker.token, tls=worker._tls
@@ -250,6 +251,8 @@ class _Session:
         sent = 0.0
         while True:
             free = await self._wait_free()
+            if self._stopping.is_set():
+                return
             if not self._open_claim:
                 # After a failure the id stays: jobs of a grant whose answer was lost come with the next answer.
                 self._open_claim, sent = new_id(), clock.monotonic()
@@ -385,7 +388,11 @@ class _Session:
             run.interrupt()
 
     def stop_from_any_thread(self) -> None:
-        self._loop.call_soon_threadsafe(self.stop)
+        """At once on the loop's own thread, so that no claim slips out between."""
+        if threading.get_ident() == self._thread_id:
+            self.stop()
+        else:
+            self._loop.call_soon_threadsafe(self.stop)
 
     def stop(self) -> None:
         """First call: wind down. Second: at once."""

@@ -1,0 +1,211 @@
+"""The parts that need no server: ids, back-off, the choice of nodes, values, leases and their clock, the commands."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import types
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from click.testing import CliRunner
+
+from horae import Claim, Worker, backoff, codec, errors
+from horae.cli import main_group
+from horae.ids import new_id
+from horae.jobs import Beat, Renewal
+from horae.leases import Lease, LeaseKeeper
+from horae.nodes import Nodes
+
+
+def test_ids_are_version_7_and_differ() -> None:
+    ids = {new_id() for _ in range(1000)}
+    assert len(ids) == 1000
+    assert all(text[14] == "7" and text[19] in "89ab" and len(text) == 36 for text in ids)
+
+
+def test_backoff_grows_to_its_cap_and_is_spread() -> None:
+    assert backoff.delay_seconds(1, lambda: 1.0) == backoff.FIRST_SECONDS
+    assert backoff.delay_seconds(2, lambda: 0.0) == backoff.FIRST_SECONDS / 2
+    assert backoff.delay_seconds(10**9, lambda: 1.0) == backoff.MAX_SECONDS
+    assert [backoff.spread(4, lambda: 0.0), backoff.spread(4, lambda: 1.0)] == [4, 5]
+
+
+def test_nodes_go_to_the_leader_and_round_the_others() -> None:
+    nodes = Nodes(["http://a/", "http://b", "http://c"])
+    first, wait = nodes.pick(0.0)
+    assert (first.url, wait) == ("http://a", 0.0)
+    nodes.heard(first, "http://c")
+    assert nodes.pick(0.0)[0].url == "http://c"
+    nodes.failed(nodes.pick(0.0)[0], began=0.0, now=0.0)
+    assert nodes.pick(0.0)[0].url == "http://a"
+    nodes.failed(first, began=0.0, now=0.0)
+    assert nodes.pick(0.0)[0].url == "http://b"
+    nodes.refused(nodes.pick(0.0)[0], seconds=9, now=0.0)
+    node, wait = nodes.pick(0.0)
+    assert node.url in ("http://a", "http://c")
+    assert 0 < wait <= backoff.FIRST_SECONDS
+
+
+def test_calls_that_fail_together_are_one_failure() -> None:
+    nodes = Nodes(["http://a"])
+    node, _ = nodes.pick(1.0)
+    for _ in range(64):
+        nodes.failed(node, began=1.0, now=1.5)
+    assert node.failures == 1
+
+
+def test_a_leader_that_is_not_configured_keeps_its_pause() -> None:
+    nodes = Nodes(["http://a"])
+    node, _ = nodes.pick(0.0)
+    nodes.heard(node, "http://elsewhere")
+    elsewhere, _ = nodes.pick(0.0)
+    nodes.failed(elsewhere, began=0.0, now=0.0)
+    nodes.heard(node, "http://elsewhere")
+    assert nodes.pick(0.0)[0] is node
+
+
+def test_values_are_measured_as_json() -> None:
+    assert bytes(codec.encode_value({1: (2,)}, bytes_max=100, what="x")) == b"\x81\xa11\x91\x02"
+    with pytest.raises(errors.TooLarge, match="over the limit of 20"):
+        codec.encode_value("\x01" * 10, bytes_max=20, what="x")  # 12 bytes of MessagePack, 62 of JSON
+    codec.encode_value("a" * 18, bytes_max=20, what="x")
+
+
+# ---------------------------------------------------------------- leases, on a clock of our own
+
+
+def claim(*, lease_seconds: float = 30.0) -> Claim:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    return Claim(
+        id="a",
+        execution_id="a",
+        task="t",
+        queue="q",
+        attempt=1,
+        max_attempts=5,
+        lease_token=1,
+        lease_expires_at=at + timedelta(seconds=lease_seconds),
+        lease_seconds=lease_seconds,
+        timeout_at=at + timedelta(seconds=100),
+        run_at=at,
+    )
+
+
+class Bench:
+    """A keeper that is never started: its passes are made by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.told: list[str] = []
+        self.keeper = LeaseKeeper(
+            ["http://127.0.0.1:1"],
+            worker="w",
+            notify=lambda lease: self.told.append(lease.job_id),
+            now=lambda: self.now,
+        )
+
+
+async def test_a_lease_is_measured_from_before_its_claim_was_sent() -> None:
+    bench = Bench()
+    lease = Lease(claim(), sent=0.0, received=20.0)
+    bench.keeper.add([lease])
+    assert (lease.proven, lease.beat_at, lease.fence_at) == (True, 10.0, 29.0)
+    assert lease.timeout_at == 120.0
+    bench.now = 29.0
+    bench.keeper.run_once(bench.now)
+    assert (lease.lost, bench.told) == ("lease_expired", ["a"])
+    assert not bench.keeper.finish(lease)
+
+
+async def test_a_handler_that_ends_too_late_is_not_reported_even_before_the_keeper_looks() -> None:
+    bench = Bench()
+    late, early = (Lease(claim(), sent=0.0, received=0.0) for _ in range(2))
+    bench.now = 28.9
+    assert bench.keeper.finish(early)
+    assert not bench.keeper.finish(early)
+    bench.now = 29.0
+    assert not bench.keeper.finish(late)
+
+
+async def test_an_outcome_in_hand_is_not_given_up() -> None:
+    bench = Bench()
+    lease = Lease(claim(), sent=0.0, received=0.0)
+    bench.keeper.add([lease])
+    assert bench.keeper.finish(lease)
+    bench.now = 1000.0
+    bench.keeper._beating = object()  # type: ignore[assignment]
+    bench.keeper.run_once(bench.now)
+    assert (lease.lost, bench.told) == ("", [])
+
+
+async def test_a_claim_that_waited_past_its_lease_must_be_proven_first() -> None:
+    bench = Bench()
+    lease = Lease(claim(lease_seconds=10), sent=0.0, received=15.0)
+    assert (lease.proven, lease.beat_at) == (False, 15.0)
+    bench.keeper._renew(lease, Beat("a", 1), Renewal("a", "ok"), 15.0)
+    assert (lease.proven, lease.fence_at, bench.told) == (True, 24.5, ["a"])
+
+
+async def test_a_renewal_counts_from_before_it_was_sent_and_a_cancel_is_told_once() -> None:
+    bench = Bench()
+    lease = Lease(claim(), sent=0.0, received=0.0)
+    for _ in range(2):
+        bench.keeper._renew(lease, Beat("a", 1), Renewal("a", "ok", cancel_requested=True), 10.0)
+    assert (lease.beat_at, lease.fence_at, lease.stop_reason) == (20.0, 39.0, "cancel_requested")
+    assert bench.told == ["a"]
+
+
+# ---------------------------------------------------------------- the commands
+
+
+def run(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str, str]:
+    result = CliRunner().invoke(main_group, list(arguments), env={"HORAE_URL": "", "HORAE_TOKEN": ""} | (env or {}))
+    return result.exit_code, result.stdout, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["submit", "t", "--payload", "{name: Ada}"], "--payload is not JSON"),
+        (["submit", "t", "--at", "tomorrow"], "is not a time"),
+        (["submit", "t", "--at", "2026-01-01T00:00:00"], "has no offset"),
+        (["submit", "t", "--at", "2026-01-01T00:00:00Z", "--delay", "1"], "exclude each other"),
+        (["worker", "nowhere"], "MODULE:WORKER"),
+        (["worker", "no_such_module_here:worker"], "no module"),
+        (["worker", "json:loads"], "no horae Worker"),
+        (["job", "x", "--url", "localhost"], "not a base URL"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], line: str) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert line in err
+    assert err.startswith("horae: ")
+    assert err.count("\n") == 1
+
+
+def test_a_cluster_that_is_not_there_is_exit_code_3() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        code, _, err = run("job", "x", "--deadline", "0.2", env={"HORAE_URL": f"{url},{url}/"})
+    assert code == 3
+    assert url in err
+    assert err.count("\n") == 1
+
+
+def test_the_worker_command_takes_the_named_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("some_tasks")
+    ran: list[Worker] = []
+
+    class Recorded(Worker):
+        def run(self) -> None:
+            ran.append(self)
+
+    module.w = Recorded("http://a", token="old")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "some_tasks", module)
+    assert run("worker", "some_tasks:w", "--token", "new")[0] == 0
+    assert run("worker", "some_tasks:w", "--url", "http://b", "--url", "http://c")[0] == 0
+    assert [worker.token for worker in ran] == ["new", "new"]
+    assert ran[0].urls == ["http://b", "http://c"]

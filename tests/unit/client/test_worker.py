@@ -1,0 +1,533 @@
+"""A worker runs each job it claims once, keeps or gives up its lease for good reasons, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from tests.helpers.fake_server import FakeServer, problem
+
+from horae import Context, Dead, Retry, Snooze, Worker, errors, wire
+
+
+@asynccontextmanager
+async def serving(worker: Worker) -> AsyncIterator[asyncio.Task[None]]:
+    """The worker at work; stopped at the end, at once if need be."""
+    serve = asyncio.ensure_future(worker.serve())
+    try:
+        yield serve
+    finally:
+        worker.stop()
+        worker.stop()
+        async with asyncio.timeout(20):
+            await asyncio.wait((serve,))
+
+
+def make(server: FakeServer, **options: Any) -> Worker:
+    return Worker(server.url, name="w", **options)
+
+
+# ---------------------------------------------------------------- running
+
+
+async def test_handlers_get_their_payload_as_they_ask_for_it(server: FakeServer) -> None:
+    worker = make(server)
+
+    @dataclasses.dataclass
+    class Order:
+        number: int
+
+    @worker.task()
+    async def spread(a: int, b: int = 2) -> int:
+        return a + b
+
+    @worker.task("whole")
+    def whole(payload: Any) -> Any:
+        return payload
+
+    async def typed(ctx: Context, payload: Order) -> list[Any]:
+        return [ctx.attempt, ctx.job_id, payload.number]
+
+    typed.__annotations__ = {"ctx": Context, "payload": Order}
+    worker.task("typed")(typed)
+    ids = [
+        server.add("spread", {"a": 1}),
+        server.add("whole", [1, {"x": None}]),
+        server.add("typed", {"number": 7}),
+        server.add("spread", [1]),
+    ]
+    async with serving(worker):
+        done = [await server.wait_finished(job_id) for job_id in ids[:3]]
+        await server.wait_until(lambda: bool(server.jobs[ids[3]]["errors"]))
+    assert [job["result"] for job in done] == [3, [1, {"x": None}], [1, ids[2], 7]]
+    (error,) = server.jobs[ids[3]]["errors"]
+    assert error["type"] == "TypeError"
+    assert "must be an object" in error["message"]
+
+
+async def test_a_plain_function_runs_in_a_thread(server: FakeServer) -> None:
+    worker = make(server)
+
+    @worker.task("where")
+    def where() -> str:
+        return threading.current_thread().name
+
+    job_id = server.add("where")
+    async with serving(worker):
+        assert (await server.wait_finished(job_id))["result"].startswith("horae-task")
+
+
+async def test_exceptions_are_failures_within_the_limits(server: FakeServer) -> None:
+    worker = make(server)
+
+    @worker.task("bad")
+    async def bad() -> None:
+        raise ValueError("\ud800\0" + "x" * 10_000)
+
+    @worker.task("exit")
+    def leave() -> None:
+        raise SystemExit(3)
+
+    ids = [server.add("bad"), server.add("exit")]
+    async with serving(worker):
+        await server.wait_until(lambda: all(server.jobs[job_id]["errors"] for job_id in ids))
+    (error,) = server.jobs[ids[0]]["errors"]
+    assert error["type"] == "ValueError"
+    assert len(error["message"]) == wire.ERROR_MESSAGE_CHARS_MAX
+    assert "in bad" in error["traceback"]
+    assert "runner.py" not in error["traceback"]
+    assert len(error["traceback"]) <= wire.ERROR_TRACEBACK_CHARS_MAX
+    assert server.jobs[ids[1]]["errors"][0]["type"] == "SystemExit"
+    assert server.jobs[ids[0]]["state"] == "pending"
+
+
+async def test_verdicts_steer_the_job(server: FakeServer) -> None:
+    worker = make(server)
+
+    @worker.task("verdict")
+    async def verdict(kind: str) -> None:
+        raise {"retry": Retry("r", in_seconds=7), "dead": Dead("d"), "snooze": Snooze(9)}[kind]
+
+    retry, dead, snooze = (server.add("verdict", {"kind": kind}) for kind in ("retry", "dead", "snooze"))
+    async with serving(worker):
+        await server.wait_until(lambda: all(server.jobs[one]["ending"] for one in (retry, dead, snooze)))
+    assert (server.jobs[retry]["state"], server.jobs[retry]["retry_in_seconds"]) == ("pending", 7)
+    assert (server.jobs[dead]["state"], server.jobs[dead]["errors"][0]["type"]) == ("dead", "Dead")
+    assert (server.jobs[snooze]["delay"], server.jobs[snooze]["attempt"]) == (9, 0)
+
+
+async def test_an_unknown_task_fails_with_time_for_others(server: FakeServer) -> None:
+    worker = make(server)
+    worker.task("known")(lambda: None)
+    job_id = server.add("nobody")
+    async with serving(worker):
+        await server.wait_until(lambda: bool(server.jobs[job_id]["errors"]))
+    job = server.jobs[job_id]
+    assert (job["state"], job["retry_in_seconds"], job["errors"][0]["type"]) == ("pending", 30, "UnknownTask")
+    assert "it knows: known" in job["errors"][0]["message"]
+
+
+@pytest.mark.parametrize(
+    ("result", "kind"), [("x" * wire.RESULT_BYTES_MAX, "ResultTooLarge"), (object(), "ResultInvalid")]
+)
+async def test_a_result_that_cannot_be_kept_fails_for_good(server: FakeServer, result: Any, kind: str) -> None:
+    worker = make(server)
+    worker.task("big")(lambda: result)
+    job_id = server.add("big")
+    async with serving(worker):
+        job = await server.wait_finished(job_id)
+    assert (job["state"], job["errors"][0]["type"]) == ("dead", kind)
+    assert "result" in job["errors"][0]["message"]
+
+
+async def test_a_result_that_the_cluster_refuses_spoils_no_other(server: FakeServer) -> None:
+    worker = make(server, concurrency=2)
+    both = asyncio.Barrier(2)
+
+    @worker.task("t")
+    async def together() -> str:
+        async with both:
+            return "fine"
+
+    refusal = [problem("invalid", 422) for _ in range(2)]
+    server.fault("/v1/leases/complete", *refusal)
+    ids = [server.add("t"), server.add("t")]
+    async with serving(worker):
+        done = [await server.wait_finished(job_id) for job_id in ids]
+    assert sorted(job["state"] for job in done) == ["dead", "succeeded"]
+    assert [job["errors"][0]["type"] for job in done if job["errors"]] == ["ResultRefused"]
+
+
+async def test_many_jobs_run_once_each_and_never_more_than_the_slots(server: FakeServer) -> None:
+    worker = make(server, concurrency=16)
+    ran: list[int] = []
+    running = most = 0
+
+    @worker.task("count")
+    async def count(number: int) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        ran.append(number)
+        running -= 1
+        return number
+
+    ids = [server.add("count", {"number": number}) for number in range(200)]
+    async with serving(worker):
+        for job_id in ids:
+            await server.wait_finished(job_id)
+    assert sorted(ran) == list(range(200))
+    assert most <= 16
+    assert [server.jobs[job_id]["result"] for job_id in ids] == list(range(200))
+    assert max(body["max_jobs"] for body in server.sent("/v1/claims")) == 16
+    assert server.counts["/v1/leases/complete"] < 200
+
+
+# ---------------------------------------------------------------- lost answers
+
+
+async def test_lost_answers_cost_nothing(server: FakeServer) -> None:
+    worker = make(server)
+    runs: list[int] = []
+
+    @worker.task("once")
+    async def once(ctx: Context) -> int:
+        runs.append(ctx.lease_token)
+        return ctx.lease_token
+
+    server.fault("/v1/claims", "drop")
+    server.fault("/v1/leases/complete", "drop", "drop")
+    job_id = server.add("once")
+    async with serving(worker):
+        job = await server.wait_finished(job_id)
+        await server.wait_until(lambda: server.counts["/v1/leases/complete"] >= 3)
+    assert (runs, job["attempt"]) == ([1], 1)
+    assert {body["leases"][0]["lease_token"] for body in server.sent("/v1/leases/complete")} == {1}
+    first, second, *_ = [body["claim_id"] for body in server.sent("/v1/claims")]
+    assert first == second
+
+
+async def test_a_lost_lease_is_the_last_word(server: FakeServer) -> None:
+    worker = make(server)
+    started, go = asyncio.Event(), asyncio.Event()
+
+    @worker.task("late")
+    async def late() -> str:
+        started.set()
+        await go.wait()
+        return "late"
+
+    job_id = server.add("late")
+    async with serving(worker):
+        await started.wait()
+        server.expire(job_id)
+        go.set()
+        await server.wait_until(lambda: server.counts["/v1/leases/complete"] == 1)
+    assert server.counts["/v1/leases/complete"] == 1
+    assert server.jobs[job_id]["result"] is None
+
+
+async def test_a_token_that_is_not_known_ends_the_worker(server: FakeServer) -> None:
+    server.fault("/v1/claims", problem("unauthenticated", 401))
+    async with asyncio.timeout(20):
+        with pytest.raises(errors.Unauthenticated):
+            await make(server).serve()
+
+
+# ---------------------------------------------------------------- leases
+
+
+async def test_a_handler_that_blocks_the_loop_keeps_its_lease() -> None:
+    beaten = threading.Event()
+    served: list[bool] = []
+    async with FakeServer() as server:
+        server.lease_seconds = 1.0
+        worker = make(server)
+
+        @worker.task("block")
+        async def block() -> bool:
+            return beaten.wait(20)  # blocks the worker's loop; only a beat from elsewhere lets it go on
+
+        def work() -> None:
+            asyncio.run(worker.serve())
+            served.append(True)
+
+        job_id = server.add("block")
+        thread = threading.Thread(target=work)
+        thread.start()
+        await server.wait_until(lambda: server.counts["/v1/leases/heartbeat"] >= 3)
+        beaten.set()
+        job = await server.wait_finished(job_id)
+        worker.stop()
+        await asyncio.to_thread(thread.join)
+    assert (job["result"], job["token"], served) == (True, 1, [True])
+
+
+async def test_a_lease_that_cannot_be_renewed_is_given_up_unreported(server: FakeServer) -> None:
+    server.lease_seconds = 1.0
+    server.hold_beats = True
+    worker = make(server)
+    cancelled = asyncio.Event()
+    reasons: list[str] = []
+
+    @worker.task("fenced")
+    async def fenced(ctx: Context) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            reasons.append(ctx.cancel_reason)
+            cancelled.set()
+
+    job_id = server.add("fenced")
+    async with serving(worker):
+        async with asyncio.timeout(20):
+            await cancelled.wait()
+    assert reasons == ["lease_expired"]
+    assert server.jobs[job_id]["ending"] is None
+    assert server.counts["/v1/leases/complete"] == 0
+
+
+async def test_a_lease_that_the_cluster_calls_lost_stops_the_handler(server: FakeServer) -> None:
+    server.lease_seconds = 1.0
+    worker = make(server)
+    started, cancelled = asyncio.Event(), asyncio.Event()
+
+    @worker.task("lost")
+    async def lost(ctx: Context) -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            assert ctx.cancel_reason == "lease_lost"
+            cancelled.set()
+
+    job_id = server.add("lost")
+    async with serving(worker), asyncio.timeout(20):
+        await started.wait()
+        server.expire(job_id)
+        await cancelled.wait()
+    assert server.counts["/v1/leases/complete"] == 0
+
+
+async def test_an_attempt_past_its_timeout_is_stopped(server: FakeServer) -> None:
+    server.timeout_seconds = 0.2
+    worker = make(server)
+    cancelled = asyncio.Event()
+
+    @worker.task("stuck")
+    async def stuck(ctx: Context) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            assert ctx.cancel_reason == "timeout"
+            cancelled.set()
+
+    server.add("stuck")
+    async with serving(worker), asyncio.timeout(20):
+        await cancelled.wait()
+    assert server.counts["/v1/leases/complete"] == 0
+
+
+async def test_a_cancel_request_cancels_the_handler_and_the_job(server: FakeServer) -> None:
+    server.lease_seconds = 1.0
+    worker = make(server)
+    started = asyncio.Event()
+    threaded = threading.Event()
+
+    @worker.task("async")
+    async def asynchronous() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    @worker.task("thread")
+    def in_thread(ctx: Context) -> None:
+        while not ctx.cancelled:
+            threaded.wait(0.01)
+        ctx.raise_if_cancelled()
+
+    ids = [server.add("async"), server.add("thread")]
+    async with serving(worker):
+        await started.wait()
+        await server.wait_until(lambda: all(server.jobs[job_id]["state"] == "running" for job_id in ids))
+        for job_id in ids:
+            server._cancel(server.jobs[job_id])
+        done = [await server.wait_finished(job_id) for job_id in ids]
+    assert [job["state"] for job in done] == ["cancelled", "cancelled"]
+    assert [job["errors"][0]["type"] for job in done] == ["Cancelled", "Cancelled"]
+
+
+async def test_progress_travels_with_a_beat_and_before_a_failure(server: FakeServer) -> None:
+    worker = make(server)
+    seen = asyncio.Event()
+
+    @worker.task("steps")
+    async def steps(ctx: Context) -> None:
+        ctx.progress({"step": 1})
+        await seen.wait()
+        ctx.progress({"step": 2})
+        raise Retry("half way")
+
+    job_id = server.add("steps")
+    async with serving(worker):
+        await server.wait_until(lambda: (job_id, {"step": 1}) in server.progress)
+        seen.set()
+        await server.wait_until(lambda: bool(server.jobs[job_id]["errors"]))
+    assert server.jobs[job_id]["progress"] == {"step": 2}
+
+
+async def test_a_progress_that_is_refused_costs_no_lease(server: FakeServer) -> None:
+    worker = make(server)
+    go = asyncio.Event()
+
+    @worker.task("steps")
+    async def steps(ctx: Context) -> str:
+        ctx.progress("refused")
+        await go.wait()
+        return "done"
+
+    server.fault("/v1/leases/heartbeat", problem("invalid", 422))
+    job_id = server.add("steps")
+    async with serving(worker):
+        await server.wait_until(lambda: server.counts["/v1/leases/heartbeat"] >= 2)
+        go.set()
+        assert (await server.wait_finished(job_id))["result"] == "done"
+    assert server.progress == []
+
+
+# ---------------------------------------------------------------- stopping
+
+
+async def test_a_stop_lets_running_jobs_finish(server: FakeServer) -> None:
+    worker = make(server, concurrency=1)
+    started, go = asyncio.Event(), asyncio.Event()
+
+    @worker.task("slow")
+    async def slow() -> str:
+        started.set()
+        await go.wait()
+        return "finished"
+
+    first, second = server.add("slow"), server.add("slow")
+    serve = asyncio.ensure_future(worker.serve())
+    await started.wait()
+    worker.stop()
+    go.set()
+    async with asyncio.timeout(20):
+        await serve
+    assert server.jobs[first]["result"] == "finished"
+    assert server.jobs[second]["state"] == "ready"
+
+
+async def test_after_the_grace_the_rest_is_handed_back_not_counted(server: FakeServer) -> None:
+    worker = make(server, grace_seconds=0.05)
+    started = asyncio.Event()
+    hold = threading.Event()
+
+    @worker.task("async")
+    async def asynchronous(ctx: Context) -> None:
+        ctx.progress("half")
+        await asyncio.Event().wait()
+
+    @worker.task("thread")
+    def in_thread() -> None:
+        server_loop.call_soon_threadsafe(started.set)
+        hold.wait(20)
+
+    server_loop = asyncio.get_running_loop()
+    ids = [server.add("async"), server.add("thread")]
+    serve = asyncio.ensure_future(worker.serve())
+    await started.wait()
+    worker.stop()
+    async with asyncio.timeout(20):
+        await serve
+    hold.set()
+    assert [(server.jobs[job_id]["ending"], server.jobs[job_id]["attempt"]) for job_id in ids] == [("release", 0)] * 2
+    assert server.jobs[ids[0]]["progress"] == "half"
+
+
+async def test_a_second_stop_does_not_wait_for_the_grace(server: FakeServer) -> None:
+    worker = make(server, grace_seconds=3600)
+    started = asyncio.Event()
+
+    @worker.task("hang")
+    async def hang() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    job_id = server.add("hang")
+    serve = asyncio.ensure_future(worker.serve())
+    await started.wait()
+    worker.stop()
+    worker.stop()
+    async with asyncio.timeout(20):
+        await serve
+    assert server.jobs[job_id]["ending"] == "release"
+
+
+async def test_signals_stop_it(server: FakeServer) -> None:
+    worker = make(server, grace_seconds=3600)
+    started = asyncio.Event()
+
+    @worker.task("hang")
+    async def hang() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    job_id = server.add("hang")
+    serve = asyncio.ensure_future(worker.serve(signals=True))
+    await started.wait()
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)
+    async with asyncio.timeout(20):
+        await serve
+    assert server.jobs[job_id]["ending"] == "release"
+
+
+async def test_a_grant_that_crosses_the_stop_goes_back(server: FakeServer) -> None:
+    worker = make(server)
+    server.claims_closed = True
+    serve = asyncio.ensure_future(worker.serve())
+    await server.wait_until(lambda: server.counts["/v1/claims"] == 1)
+    claim_id = server.sent("/v1/claims")[0]["claim_id"]
+    job_id = server.add("t")
+    server.claims[claim_id] = [server._grant(server.ready.popleft())]  # granted, its answer still on the way
+    worker.stop()
+    async with asyncio.timeout(20):
+        await serve
+    assert (server.jobs[job_id]["ending"], server.jobs[job_id]["attempt"]) == ("release", 0)
+
+
+async def test_cancelling_serve_hands_everything_back(server: FakeServer) -> None:
+    worker = make(server)
+    started = asyncio.Event()
+
+    @worker.task("hang")
+    async def hang() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    job_id = server.add("hang")
+    serve = asyncio.ensure_future(worker.serve())
+    await started.wait()
+    serve.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serve
+    assert server.jobs[job_id]["ending"] == "release"
+
+
+def test_a_task_is_registered_once() -> None:
+    worker = Worker()
+    worker.task("t", queue="mail")(lambda: None)
+    assert worker.queues == ["default", "mail"]
+    with pytest.raises(ValueError, match="twice"):
+        worker.task("t")(lambda: None)
+    with pytest.raises(ValueError, match="concurrency"):
+        Worker(concurrency=0)
