@@ -19,8 +19,8 @@ from zlib import crc32
 import lmdb
 from msgpack import Packer, unpackb
 
-from horae_storage.environment import MAP_BYTES, RESERVE_BYTES, Environment, as_file_error, as_storage_error
-from horae_storage.errors import StorageFailed, StorageFull
+from horae_storage.environment import MAP_BYTES, RESERVE_BYTES, Environment, as_file_error, as_storage_error, read_shape
+from horae_storage.errors import StorageError, StorageFailed, StorageFull
 from horae_storage.files import publish, sweep_temporaries, sync_directory, temporary_of
 from horae_storage.kv import Row
 from horae_storage.rows import CRC_BYTES, DELETED, INTACT, corrupt_row, require_key
@@ -197,7 +197,7 @@ class LmdbStore:
             self._generation = _sweep_old_generations(directory)
         except OSError as error:
             raise as_file_error(error, directory) from error
-        self._env = self._open(create=create)
+        self._env = self._open(self._generation, create=create)
         self._begin()
 
     @property
@@ -241,18 +241,21 @@ class LmdbStore:
             frozen.release()
 
     def install(self, path: Path) -> None:
+        read_shape(path)
         following = self._generation + 1
         target = _file_of(self._directory, following)
         try:
             _move_durably(path, target)
+            env = self._open(following, create=False)
         except OSError as error:
-            target.unlink(missing_ok=True)
+            _unlink_generation(target)
             raise as_file_error(error, target) from error
+        except StorageError:
+            _unlink_generation(target)
+            raise
         self._lmdb_txn.abort()
-        old = self._env
-        self._generation = following
-        self._env = self._open(create=False)
-        self._retire(old)
+        self._retire(self._env)
+        self._env, self._generation = env, following
         self._begin()
 
     def size_bytes(self) -> int:
@@ -265,9 +268,9 @@ class LmdbStore:
         self._lmdb_txn.abort()
         self._retire(self._env, unlink=False)
 
-    def _open(self, *, create: bool) -> Environment:
+    def _open(self, generation: int, *, create: bool) -> Environment:
         return Environment(
-            _file_of(self._directory, self._generation),
+            _file_of(self._directory, generation),
             create=create,
             map_bytes=self._map_bytes,
             reserve_bytes=self._reserve_bytes,

@@ -39,7 +39,7 @@ class Batch:
         self.cut_from: int | None = None
         """What is stored at this index and after it goes."""
         self.first_index: int | None = None
-        """What is stored below this index goes."""
+        """What is stored below this index goes, after the append: what lies between stays, so that no hole appears."""
         self.vote: tuple[int, str | None] | None = None
         self.commit_index = 0
 
@@ -63,9 +63,6 @@ class Batch:
 
     def truncate_before(self, index: int) -> None:
         self.first_index = index if self.first_index is None else max(self.first_index, index)
-        entries = self.entries
-        if entries and entries[0].log_index < index:
-            del entries[: index - entries[0].log_index]
 
     def reset(self, entries: list[LogEntry]) -> None:
         self.entries = list(entries)

@@ -223,10 +223,10 @@ class _Records:
         try:
             if batch.cut_from is not None:
                 self._cut_from(batch.cut_from)
-            if batch.first_index is not None:
-                self._cut_before(batch.first_index)
             for record in _split(batch.entries):
                 self._put_record(record, batch.commit_index, append=True)
+            if batch.first_index is not None:
+                self._cut_before(batch.first_index)
             if batch.vote is not None or batch.first_index is not None or not batch.entries:
                 self._put_meta(batch)
         except lmdb.MapFullError:

@@ -1,0 +1,170 @@
+"""What is wrong with a file is found before it is used; map and room on the disk grow before they are needed."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from horae_storage.environment import read_shape
+from horae_storage.errors import Corrupt, StorageFull
+from horae_storage.lmdb_kv import LmdbStore
+
+MIB = 1 << 20
+
+
+def filled(directory: Path, rows: int = 2000) -> Path:
+    """A store with some pages; its file."""
+    store = LmdbStore(directory)
+    for i in range(rows):
+        store.txn.put(b"%06d" % i, (i, f"needle-{i:06d}"))
+    store.commit()
+    store.close()
+    (path,) = directory.glob("*.mdb")
+    return path
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    path = filled(tmp_path)
+    os.truncate(path, read_shape(path).used_bytes - 1)
+    with pytest.raises(Corrupt, match="truncated"):
+        LmdbStore(tmp_path)
+
+
+def test_a_file_of_exactly_its_pages_is_opened(tmp_path: Path) -> None:
+    path = filled(tmp_path)
+    os.truncate(path, read_shape(path).used_bytes)
+    store = LmdbStore(tmp_path)
+    assert store.txn.get(b"001999") == (1999, "needle-001999")
+    store.close()
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database" * 1000, bytes(65536)])
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "00000001.mdb").write_bytes(content)
+    with pytest.raises(Corrupt, match="not a data file"):
+        LmdbStore(tmp_path)
+
+
+def test_a_missing_file_is_refused_where_it_must_be(tmp_path: Path) -> None:
+    with pytest.raises(Corrupt, match="missing"):
+        LmdbStore(tmp_path, create=False)
+
+
+def test_a_flipped_byte_is_found_by_every_read(tmp_path: Path) -> None:
+    path = filled(tmp_path)
+    data = bytearray(path.read_bytes())
+    at = -1
+    while (at := data.find(b"needle-001000", at + 1)) >= 0:  # old pages may hold it too
+        data[at + 9] ^= 1
+    path.write_bytes(data)
+    store = LmdbStore(tmp_path)
+    assert store.txn.get(b"000999") == (999, "needle-000999")
+    with pytest.raises(Corrupt, match="001000"):
+        store.txn.get(b"001000")
+    with pytest.raises(Corrupt, match="001000"):
+        store.txn.scan(b"000000", b"9", limit=2000)
+    with pytest.raises(Corrupt, match="001000"):
+        store.txn.scan(b"000000", b"9", limit=2000, reverse=True)
+    assert len(store.txn.keys(b"0", b"9", limit=3000)) == 2000
+    store.close()
+
+
+def test_the_map_grows_while_it_is_written(tmp_path: Path) -> None:
+    """Far more than the first map holds, each commit within what is kept free."""
+    store = LmdbStore(tmp_path, map_bytes=MIB, reserve_bytes=MIB)
+    for i in range(200):
+        store.txn.put(b"%d" % i, ("x" * 100_000,))
+        store.commit()
+    assert store.size_bytes() > 16 * MIB
+    store.close()
+    store = LmdbStore(tmp_path, map_bytes=MIB, reserve_bytes=MIB)
+    assert [len(store.txn.get(b"%d" % i)[0]) for i in range(200)] == [100_000] * 200  # type: ignore[index]
+    store.txn.put(b"more", ("x" * 5 * MIB,))
+    store.commit()
+    store.close()
+
+
+def test_a_full_disk_refuses_the_commit_and_keeps_the_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system says that the disk is full when room is asked for: nothing is lost, and later it goes on."""
+    store = LmdbStore(tmp_path, reserve_bytes=MIB)
+    store.txn.put(b"a", ("x" * MIB,))
+    store.commit()
+
+    def no_room(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store.txn.put(b"b", (2,))
+    with monkeypatch.context() as system:
+        system.setattr(os, "posix_fallocate", no_room)
+        with pytest.raises(StorageFull):
+            store.commit()
+        assert store.txn.get(b"b") == (2,)
+        store.txn.put(b"c", (3,))
+        with pytest.raises(StorageFull):
+            store.commit()
+    store.commit()
+    store.close()
+    store = LmdbStore(tmp_path)
+    assert [store.txn.get(b"b"), store.txn.get(b"c")] == [(2,), (3,)]
+    store.close()
+
+
+class TestGenerations:
+    """An install is one rename: whatever a crash leaves of it, a start finds one whole state."""
+
+    @pytest.fixture
+    def copy(self, tmp_path: Path) -> Path:
+        store = LmdbStore(tmp_path / "other")
+        store.txn.put(b"which", ("new",))
+        store.commit()
+        store.copy_to(tmp_path / "copy")
+        store.close()
+        return tmp_path / "copy"
+
+    @pytest.fixture
+    def state(self, tmp_path: Path) -> Path:
+        store = LmdbStore(tmp_path / "state")
+        store.txn.put(b"which", ("old",))
+        store.commit()
+        store.close()
+        return tmp_path / "state"
+
+    def which(self, state: Path) -> str:
+        store = LmdbStore(state)
+        (found,) = store.txn.get(b"which") or ("none",)
+        store.close()
+        return str(found)
+
+    def test_crash_before_the_rename(self, state: Path, copy: Path) -> None:
+        copy.rename(state / "00000002.mdb.tmp")
+        assert self.which(state) == "old"
+        assert [p.name for p in state.glob("*.mdb*") if "lock" not in p.name] == ["00000001.mdb"]
+
+    def test_crash_after_the_rename(self, state: Path, copy: Path) -> None:
+        copy.rename(state / "00000002.mdb")
+        assert self.which(state) == "new"
+        assert [p.name for p in state.glob("*.mdb*") if "lock" not in p.name] == ["00000002.mdb"]
+
+    def test_install_and_restart(self, state: Path, copy: Path) -> None:
+        store = LmdbStore(state)
+        store.install(copy)
+        assert store.txn.get(b"which") == ("new",)
+        store.txn.put(b"which", ("newer",))
+        store.commit()
+        store.close()
+        assert self.which(state) == "newer"
+        assert [p.name for p in state.glob("*.mdb")] == ["00000002.mdb"]
+
+    def test_a_broken_copy_is_refused_and_the_old_state_stays(self, state: Path, copy: Path) -> None:
+        os.truncate(copy, copy.stat().st_size - 4096)
+        store = LmdbStore(state)
+        with pytest.raises(Corrupt):
+            store.install(copy)
+        assert store.txn.get(b"which") == ("old",)
+        store.close()
+        assert self.which(state) == "old"

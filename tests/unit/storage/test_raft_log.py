@@ -1,0 +1,177 @@
+"""The real log where the port says nothing: damage, a full or failing disk, a growing map, a loop that is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from horae_storage.errors import Corrupt, StorageFailed, StorageFull
+from horae_storage.log_port import LogEntry
+from horae_storage.raft_log import LmdbRaftLog
+
+WAIT_S = 30
+
+
+class Owner:
+    """Opens a log without a loop: what is posted is taken out, and run, by the test."""
+
+    def __init__(self, path: Path, **options: int) -> None:
+        self._posted: SimpleQueue[tuple[Callable[..., None], tuple[Any, ...]]] = SimpleQueue()
+        self.durable: list[int] = []
+        self.failures: list[BaseException] = []
+        self.log = LmdbRaftLog(path, lambda callback, *args: self._posted.put((callback, args)), **options)
+        self.state = self.log.load()
+        self.log.on_durable(self.durable.append)
+        self.log.on_failure(self.failures.append)
+
+    def run_one(self) -> None:
+        """Wait for the next callback and run it."""
+        callback, args = self._posted.get(timeout=WAIT_S)
+        callback(*args)
+
+    def settle(self) -> None:
+        number = self.log.seal()
+        while not self.durable or self.durable[-1] < number:
+            self.run_one()
+
+
+def entry(index: int, data: bytes = b"data") -> LogEntry:
+    return LogEntry(data, index, 1)
+
+
+def test_a_flipped_byte_is_found_at_the_start(tmp_path: Path) -> None:
+    owner = Owner(tmp_path)
+    owner.log.append([entry(1, b"needle")])
+    owner.settle()
+    owner.log.close()
+    path = tmp_path / "log.mdb"
+    data = path.read_bytes()
+    assert data.count(b"needle") == 1
+    path.write_bytes(data.replace(b"needle", b"noodle"))
+    with pytest.raises(Corrupt, match="checksum"):
+        Owner(tmp_path)
+
+
+def test_a_missing_log_is_refused_where_it_must_be(tmp_path: Path) -> None:
+    with pytest.raises(Corrupt, match="missing"):
+        LmdbRaftLog(tmp_path, lambda *_: None, create=False)
+
+
+def test_the_map_grows_in_the_middle_of_a_write(tmp_path: Path) -> None:
+    """One group larger than the whole map: the transaction is dropped, the map doubled, the group written again."""
+    owner = Owner(tmp_path, map_bytes=1 << 20, reserve_bytes=1 << 20)
+    owner.log.append([entry(1), entry(2)])
+    owner.settle()
+    large = [entry(index, bytes([index]) * 700_000) for index in range(2, 10)]
+    owner.log.truncate_from(2)
+    owner.log.append(large)
+    owner.settle()
+    owner.log.append([entry(10)])
+    owner.settle()
+    owner.log.close()
+    assert owner.failures == []
+    owner = Owner(tmp_path)
+    assert owner.state.entries == [entry(1), *large, entry(10)]
+    owner.log.close()
+
+
+def test_compaction_gives_room_back(tmp_path: Path) -> None:
+    owner = Owner(tmp_path, reserve_bytes=1 << 20)
+    sizes = []
+    for index in range(1, 400):
+        owner.log.append([entry(index, b"x" * 50_000)])
+        owner.log.truncate_before(index - 20)
+        owner.settle()
+        sizes.append(owner.log.size_bytes())
+    owner.log.close()
+    assert sizes[-1] < 8 << 20
+
+
+class TestFullDisk:
+    def test_is_told_once_and_waited_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        owner = Owner(tmp_path, reserve_bytes=1 << 20)
+        asked = threading.Event()
+
+        def no_room(fd: int, offset: int, length: int) -> None:
+            asked.set()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as system:
+            system.setattr(os, "posix_fallocate", no_room)
+            owner.log.append([entry(1, b"x" * (1 << 20))])
+            owner.settle()  # there was room for this one
+            owner.log.append([entry(2)])
+            owner.log.seal()
+            owner.run_one()
+            assert [type(error) for error in owner.failures] == [StorageFull]
+            owner.log.append([entry(3)])
+            owner.log.seal()
+            asked.clear()
+            assert asked.wait(WAIT_S)
+            assert owner.log.durable == 1
+        owner.settle()
+        owner.log.close()
+        assert len(owner.failures) == 1
+        owner = Owner(tmp_path)
+        assert [e.log_index for e in owner.state.entries] == [1, 2, 3]
+        owner.log.close()
+
+    def test_does_not_keep_it_from_closing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        owner = Owner(tmp_path, reserve_bytes=1 << 20)
+
+        def no_room(fd: int, offset: int, length: int) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        with monkeypatch.context() as system:
+            system.setattr(os, "posix_fallocate", no_room)
+            owner.log.append([entry(1, b"x" * (1 << 20))])
+            owner.settle()
+            owner.log.append([entry(2)])
+            owner.log.seal()
+            owner.run_one()
+            owner.log.close()
+        owner = Owner(tmp_path)
+        assert [e.log_index for e in owner.state.entries] == [1]
+        owner.log.close()
+
+
+def test_a_failing_disk_is_told_and_nothing_later_becomes_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = Owner(tmp_path, reserve_bytes=1 << 20)
+
+    def broken(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "posix_fallocate", broken)
+    owner.log.append([entry(1, b"x" * (1 << 20))])
+    owner.settle()
+    owner.log.append([entry(2)])
+    owner.log.seal()
+    owner.run_one()
+    assert [type(error) for error in owner.failures] == [StorageFailed]
+    owner.log.append([entry(3)])
+    owner.log.seal()
+    owner.log.close()
+    assert owner.log.durable == 1
+
+
+def test_a_closed_loop_ends_nothing_badly(tmp_path: Path) -> None:
+    loop = asyncio.new_event_loop()
+    log = LmdbRaftLog(tmp_path, loop.call_soon_threadsafe)
+    log.load()
+    loop.close()
+    log.append([entry(1)])
+    log.seal()
+    log.close()
+    owner = Owner(tmp_path)
+    assert owner.state.entries == [entry(1)]
+    owner.log.close()
