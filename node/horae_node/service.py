@@ -1,15 +1,35 @@
 """The facade that `http` calls: every call of the contract, in its own shapes, as one coroutine.
 
-Runs on the node's loop. Linearizable unless told otherwise. Errors: `NotApplied` (definite, carries the contract's
-code), `OutcomeUnknown` (504), `Refused` (the machine said no). Not here: HTTP, the wire's encodings, Raft.
+Runs on the node's loop. Reads are linearizable unless told otherwise. Errors: `NotApplied` (definite, carries the
+contract's code), `OutcomeUnknown` (504), `Refused` (the rules said no). Payloads, results and progress are JSON text in
+both directions. Not here: HTTP, the wire's encodings, Raft. Next to read: `translate.py`, `reads.py`, `proposer.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from horae import wire
+from horae_node import reads, translate
+from horae_node.applier import Applier
+from horae_node.core import views
+from horae_node.core.commands import CancelJob, Command, DeleteJob, RequeueJob, RunJobNow, SubmitBatch, SubmitJob
+from horae_node.core.model import FINISHED
+from horae_node.core.results import BatchSubmitted, Done, EntryOutcome, Heartbeat, Outcome, Rejected, Submitted
+from horae_node.errors import NotApplied, OutcomeUnknown
+from horae_node.leader.session import LeaderSession
+from horae_node.leader.waiters import Grants, Waiter
+from horae_node.metrics import Metrics
+from horae_node.proposer import Proposer
+from horae_node.raft.port import Member, Raft
+from horae_storage.kv import View
+
+__all__ = ["Delivery", "Refused", "Service"]
+
+NOT_CAUGHT_UP_ENTRIES = 1000
+"""A follower further behind than this is not ready to serve local reads."""
 
 
 class Refused(Exception):
@@ -25,92 +45,362 @@ class Refused(Exception):
         self.pointer = pointer
 
 
-class SubmitResult(Protocol):
-    job: wire.JobView
-    created: bool
+Failure = Refused | NotApplied | OutcomeUnknown
+OutcomeT = TypeVar("OutcomeT", Submitted, BatchSubmitted, Done)
 
 
-class Service(Protocol):
-    """Declared for those who build beside it. Payload/result/progress `Raw` hold JSON text in both directions."""
+class Delivery:
+    """A claim's answer on its way out."""
+
+    __slots__ = ("_grants", "_session", "_waiter", "answer")
+
+    def __init__(self, answer: wire.ClaimAnswer, grants: Grants, waiter: Waiter, session: LeaderSession) -> None:
+        self.answer = answer
+        self._grants = grants
+        self._waiter = waiter
+        self._session = session
+
+    def undeliverable(self) -> None:
+        """The caller was gone before the answer could be written: give the jobs straight back, not counted."""
+        self._session.give_back(self._waiter, self._grants)
+
+
+class Finishes:
+    """Who waits for which job to finish: answered by the entry that finishes it."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, list[asyncio.Future[None]]] = {}
+
+    def on_entry(self, outcome: EntryOutcome) -> None:
+        if not self._waiting:
+            return
+        for seq in outcome.finished:
+            for future in self._waiting.pop(seq, ()):
+                if not future.done():
+                    future.set_result(None)
+
+    def release_all(self) -> None:
+        """Wake everybody: the state was replaced, or this node no longer leads."""
+        for futures in self._waiting.values():
+            for future in futures:
+                if not future.done():
+                    future.set_result(None)
+        self._waiting.clear()
+
+    async def wait(self, seq: int, wait_ms: int) -> None:
+        """Until the job finishes, or the wait is over."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(seq, []).append(future)
+        try:
+            await asyncio.wait_for(future, wait_ms / 1000)
+        except TimeoutError:
+            pass
+        finally:
+            waiting = self._waiting.get(seq)
+            if waiting is not None and future in waiting:
+                waiting.remove(future)
+                if not waiting:
+                    del self._waiting[seq]
+
+
+class Service:
+    """One for a node."""
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        members: Sequence[Member],
+        raft: Raft,
+        applier: Applier,
+        proposer: Proposer,
+        session: LeaderSession,
+        finishes: Finishes,
+        metrics: Metrics,
+        cluster_view: Callable[[], wire.ClusterView],
+    ) -> None:
+        self._node_id = node_id
+        self._urls = {member.node_id: member.http_url for member in members}
+        self._raft = raft
+        self._applier = applier
+        self._proposer = proposer
+        self._session = session
+        self._finishes = finishes
+        self._commands = metrics.commands
+        self._cluster_view = cluster_view
+        self._leader_known: list[asyncio.Future[None]] = []
+
+    @property
+    def node_id(self) -> str:
+        return self._node_id
+
+    # ------------------------------------------------------------------ leadership
+
+    def leading(self) -> bool:
+        """This node leads and its epoch is open: it may serve. False: pass the request on to `leader_url()`."""
+        return self._session.open
+
+    def leader_url(self) -> str | None:
+        """The leader's advertised URL, or None while there is none (a leader whose epoch is not open yet is none)."""
+        if self._session.open:
+            return self._urls[self._node_id]
+        leader = self._raft.leader_id
+        return None if leader is None or leader == self._node_id else self._urls.get(leader)
+
+    async def wait_for_leader(self, timeout_ms: int) -> str | None:
+        """The leader's id once this node knows one (itself only once it may serve); None at the end of the wait."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1000
+        while (url := self.leader_url()) is None:
+            left = deadline - loop.time()
+            if left <= 0:
+                return None
+            future: asyncio.Future[None] = loop.create_future()
+            self._leader_known.append(future)
+            try:
+                await asyncio.wait_for(future, left)
+            except TimeoutError:
+                return None
+        return next(node for node, known in self._urls.items() if known == url)
+
+    def on_leadership(self) -> None:
+        """Role, leader or session changed: look again."""
+        waiting, self._leader_known = self._leader_known, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)
+        if not self._session.open:
+            self._finishes.release_all()
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether this node can serve (knows a leader and has caught up), and if not, why."""
+        if self.leading():
+            return True, "leading"
+        if self.leader_url() is None:
+            return False, "no leader is known"
+        status = self._raft.status()
+        behind = status.commit_index - status.applied_index
+        if behind > NOT_CAUGHT_UP_ENTRIES:
+            return False, f"{behind} committed entries are not applied yet"
+        return True, "following"
+
+    def applied(self) -> tuple[int, int]:
+        """Applied index, and how old this node's state is: ms since it was surely current (0 on the leader)."""
+        status = self._raft.status()
+        if self.leading():
+            return status.applied_index, 0
+        peer = status.peers.get(status.leader_id) if status.leader_id else None
+        heard = peer.last_heard_ms if peer is not None else None
+        return status.applied_index, heard if heard is not None else 86_400_000
+
+    # ------------------------------------------------------------------ jobs
 
     async def submit(self, request: wire.SubmitRequest) -> tuple[wire.JobView, bool]:
         """The job and whether it is new. Raises: `Refused` (`conflict`, `invalid`), `NotApplied`, `OutcomeUnknown`."""
-        ...
+        self._proposer.require_room(ending=False)
+        now_ms = self._session.now_ms()
+        command = translate.submit_command(request, now_ms)
+        outcome = await self._proposer.run_one(command, _due_now((command,), now_ms))
+        self._commands.labels("submit").inc()
+        submitted = _accepted(outcome, Submitted)
+        return self._render(submitted.seq), submitted.created
 
     async def submit_batch(
         self, requests: Sequence[wire.SubmitRequest], *, atomic: bool
-    ) -> list[tuple[wire.JobView, bool] | Refused | NotApplied | OutcomeUnknown]:
-        """One result a job, in order. Atomic: raises `Refused` (pointer `/jobs/3/…`) and makes none when one is refused."""
-        ...
+    ) -> list[tuple[wire.JobView, bool] | Failure]:
+        """One result a job, in order. Atomic: raises `Refused` (pointer `/jobs/3`): none is made."""
+        self._proposer.require_room(ending=False)
+        now_ms = self._session.now_ms()
+        commands = [translate.submit_command(request, now_ms) for request in requests]
+        self._commands.labels("submit").inc(len(commands))
+        due_now = _due_now(commands, now_ms)
+        if atomic:
+            outcome = await self._proposer.run_one(SubmitBatch(tuple(commands)), due_now)
+            jobs = _accepted(outcome, BatchSubmitted, "/jobs").jobs
+            return [(self._render(job.seq), job.created) for job in jobs]
+        results = await self._proposer.run(commands, due_now)
+        return [self._submitted(result) for result in results]
+
+    def _submitted(self, result: Outcome | NotApplied | OutcomeUnknown) -> tuple[wire.JobView, bool] | Failure:
+        if isinstance(result, Submitted):
+            return self._render(result.seq), result.created
+        return _failure(result)
 
     async def job(self, job_id: str, *, wait_ms: int = 0, local: bool = False) -> wire.JobView:
-        """Read one; with `wait_ms`, as soon as it is finished or at the end of the wait. Raises: `Refused("not_found")`."""
-        ...
+        """Read one; with `wait_ms`, once it is finished or the wait is over. Raises: `Refused("not_found")`."""
+        if not local:
+            await self._raft.read_barrier()
+        seq = self._find(job_id)
+        if wait_ms and not self._is_finished(seq):
+            await self._finishes.wait(seq, wait_ms)
+            if not local and not self._session.open:
+                raise NotApplied("no_leader", "this node no longer leads; ask the new leader")
+            seq = self._find(job_id)
+        return self._render(seq)
 
     async def jobs(
         self, *, queue: str | None, state: str | None, limit: int, cursor: str | None, local: bool = False
     ) -> wire.JobList:
         """Newest first. Raises: `Refused("invalid", …, "/cursor")`."""
-        ...
+        if not local:
+            await self._raft.read_barrier()
+        try:
+            return reads.job_page(
+                self._applier.view, self._clocks(), queue=queue, state=state, limit=limit, cursor=cursor
+            )
+        except reads.BadCursor as error:
+            raise Refused("invalid", str(error), "/cursor") from error
 
-    async def cancel(self, job_id: str) -> wire.JobView: ...
+    async def cancel(self, job_id: str) -> wire.JobView:
+        return await self._change("cancel", CancelJob(job_id))
 
-    async def requeue(self, job_id: str) -> wire.JobView: ...
+    async def requeue(self, job_id: str) -> wire.JobView:
+        return await self._change("requeue", RequeueJob(job_id))
 
-    async def run_now(self, job_id: str) -> wire.JobView: ...
+    async def run_now(self, job_id: str) -> wire.JobView:
+        return await self._change("run_now", RunJobNow(job_id))
 
-    async def delete(self, job_id: str) -> None: ...
+    async def delete(self, job_id: str) -> None:
+        _accepted(await self._proposer.run_one(DeleteJob(job_id)), Done)
+        self._commands.labels("delete").inc()
+
+    async def _change(self, kind: str, command: Command) -> wire.JobView:
+        """One command about one job; the job as it is then."""
+        done = _accepted(await self._proposer.run_one(command), Done)
+        self._commands.labels(kind).inc()
+        return self._render(done.seq)
+
+    # ------------------------------------------------------------------ workers
 
     async def claim(self, request: wire.ClaimRequest) -> Delivery:
         """Wait for jobs. A cancelled caller (hung up) gives its jobs back by itself, the attempt not counted."""
-        ...
+        self._proposer.require_room(ending=False)
+        if not self._session.open:
+            raise NotApplied("no_leader", "this node does not lead")
+        waiter = self._session.park(translate.claim_command(request), translate.span_ms(request.wait_seconds))
+        try:
+            grants = await waiter.future
+        except asyncio.CancelledError:
+            self._session.abandon(waiter)
+            raise
+        if grants:
+            self._commands.labels("claim").inc(len(grants))
+        view, clocks = self._applier.view, self._clocks()
+        jobs = [reads.claimed_job(view, seq, token, clocks) for seq, token in grants if _exists(view, seq)]
+        return Delivery(wire.ClaimAnswer(jobs=jobs), grants, waiter, self._session)
 
-    async def heartbeat(self, request: wire.HeartbeatRequest) -> wire.HeartbeatAnswer: ...
+    async def heartbeat(self, request: wire.HeartbeatRequest) -> wire.HeartbeatAnswer:
+        """One status a lease, in order; a lease that another holds, or that ended, is `lost`."""
+        self._proposer.require_room(ending=True)
+        if not request.leases:
+            return wire.HeartbeatAnswer(leases=[])
+        results = await self._proposer.run([translate.heartbeat_command(beat) for beat in request.leases])
+        self._commands.labels("heartbeat").inc(len(results))
+        clocks = self._clocks()
+        statuses = [
+            _lease_status(beat.job_id, result, clocks) for beat, result in zip(request.leases, results, strict=True)
+        ]
+        return wire.HeartbeatAnswer(leases=statuses)
 
-    async def complete(self, job_id: str, request: wire.CompleteRequest) -> wire.JobView: ...
+    async def complete(self, job_id: str, request: wire.CompleteRequest) -> wire.JobView:
+        return await self._end("complete", translate.complete_command(job_id, request.lease_token, request.result))
 
-    async def fail(self, job_id: str, request: wire.FailRequest) -> wire.JobView: ...
+    async def fail(self, job_id: str, request: wire.FailRequest) -> wire.JobView:
+        command = translate.fail_command(
+            job_id,
+            request.lease_token,
+            request.error,
+            retry=request.retry,
+            retry_in_seconds=request.retry_in_seconds,
+        )
+        return await self._end("fail", command)
 
-    async def release(self, job_id: str, request: wire.ReleaseRequest) -> wire.JobView: ...
+    async def release(self, job_id: str, request: wire.ReleaseRequest) -> wire.JobView:
+        command = translate.release_command(job_id, request.lease_token, request.delay_seconds, request.progress)
+        return await self._end("release", command)
 
-    async def end_many(self, request: wire.EndingsRequest) -> list[wire.JobView | Refused | NotApplied | OutcomeUnknown]:
+    async def _end(self, kind: str, command: Command) -> wire.JobView:
+        self._proposer.require_room(ending=True)
+        return await self._change(kind, command)
+
+    async def end_many(self, request: wire.EndingsRequest) -> list[wire.JobView | Failure]:
         """One result an item, in order."""
-        ...
+        self._proposer.require_room(ending=True)
+        results = await self._proposer.run([translate.ending_command(item) for item in request.leases])
+        self._commands.labels("end_many").inc(len(results))
+        return [self._render(result.seq) if isinstance(result, Done) else _failure(result) for result in results]
 
-    async def cluster(self, *, local: bool = False) -> wire.ClusterView: ...
+    # ------------------------------------------------------------------ the cluster
 
-    def leading(self) -> bool:
-        """This node leads and its epoch is open: it may serve. False: pass the request on to `leader_url()`."""
-        ...
+    async def cluster(self, *, local: bool = False) -> wire.ClusterView:
+        """As the leader sees it; `local`: as this node does."""
+        if not local:
+            await self._raft.read_barrier()
+        return self._cluster_view()
 
-    async def wait_for_leader(self, timeout_ms: int) -> str | None:
-        """The node id of the leader once one is known to this node (itself only once it may serve); None at the end of the wait."""
-        ...
+    # ------------------------------------------------------------------ inside
 
-    def leader_url(self) -> str | None:
-        """The leader's advertised URL, or None while there is none."""
-        ...
+    def _clocks(self) -> reads.Clocks:
+        if self._session.open:
+            return reads.Clocks(self._session.now_ms(), self._session.lease_clock())
+        meta = self._applier.meta()
+        return reads.Clocks(meta.now_ms, meta.lease_clock)
 
-    def ready(self) -> tuple[bool, str]:
-        """Whether this node can serve (knows a leader and has caught up), and if not, why."""
-        ...
+    def _is_finished(self, seq: int) -> bool:
+        run = views.run(self._applier.view, seq)
+        return run is not None and run.state in FINISHED
 
-    def applied(self) -> tuple[int, int]:
-        """Applied index, and how old this node's state is: ms since it was surely current (0 on the leader)."""
-        ...
+    def _find(self, job_id: str) -> int:
+        seq = views.job_seq(self._applier.view, job_id)
+        if seq is None:
+            raise Refused("not_found", f"there is no job {job_id!r}")
+        return seq
 
-    @property
-    def node_id(self) -> str: ...
-
-
-class Delivery(Protocol):
-    """A claim's answer on its way out."""
-
-    answer: wire.ClaimAnswer
-
-    def undeliverable(self) -> None:
-        """The caller was gone before the answer could be written: give the jobs straight back, not counted."""
-        ...
+    def _render(self, seq: int) -> wire.JobView:
+        try:
+            return reads.job_view(self._applier.view, seq, self._clocks())
+        except reads.Gone as error:
+            raise Refused("not_found", "the job's record is gone: its retention is over or it was deleted") from error
 
 
-from horae_node.errors import NotApplied, OutcomeUnknown  # noqa: E402  (declaration file; the real one imports on top)
+def _exists(view: View, seq: int) -> bool:
+    return views.run(view, seq) is not None
+
+
+def _due_now(commands: Sequence[SubmitJob], now_ms: int) -> dict[str, int]:
+    """How many of these jobs are ready at once, by queue."""
+    due: dict[str, int] = {}
+    for command in commands:
+        if command.delay_ms == 0 and (command.run_at_ms is None or command.run_at_ms <= now_ms):
+            queue = command.spec.queue
+            due[queue] = due.get(queue, 0) + 1
+    return due
+
+
+def _accepted(outcome: Outcome, kind: type[OutcomeT], pointer: str = "") -> OutcomeT:
+    """The outcome of the expected kind. Raises: `Refused` when the rules said no."""
+    if isinstance(outcome, Rejected):
+        raise _refused(outcome, pointer)
+    assert isinstance(outcome, kind)
+    return outcome
+
+
+def _refused(rejected: Rejected, pointer: str = "") -> Refused:
+    at = f"{pointer}/{rejected.position}" if rejected.position >= 0 else ""
+    return Refused(rejected.code, rejected.detail, at)
+
+
+def _failure(result: Outcome | NotApplied | OutcomeUnknown) -> Failure:
+    if isinstance(result, (NotApplied, OutcomeUnknown)):
+        return result
+    assert isinstance(result, Rejected)
+    return _refused(result)
+
+
+def _lease_status(job_id: str, result: Outcome | NotApplied | OutcomeUnknown, clocks: reads.Clocks) -> wire.LeaseStatus:
+    if isinstance(result, Heartbeat):
+        return wire.LeaseStatus(job_id, "ok", clocks.text(result.lease_end), result.cancel_requested)
+    if isinstance(result, Rejected):
+        return wire.LeaseStatus(job_id, "lost", None, False)
+    assert isinstance(result, (NotApplied, OutcomeUnknown))
+    raise result

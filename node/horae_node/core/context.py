@@ -19,6 +19,7 @@ class Context:
         "delete",
         "epoch",
         "epoch_node",
+        "finished",
         "get",
         "index",
         "job_seq",
@@ -39,6 +40,7 @@ class Context:
         self.epoch = meta.epoch
         self.epoch_node = meta.epoch_node
         self.job_seq = meta.job_seq
+        self.finished: list[int] = []
         self._counts: dict[str, list[int]] = {}
         self._gained: dict[str, None] = {}
 

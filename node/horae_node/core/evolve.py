@@ -198,6 +198,7 @@ def _delete_waiting(ctx: Context, seq: int, run: Run, terms: JobTerms | None) ->
 def _put_finished(ctx: Context, handle: JobHandle, before: Run, after: Run) -> None:
     seq, queue, retention_ms, unique_key = handle
     assert before.state <= S_RUNNING
+    ctx.finished.append(seq)
     ctx.put(RETENTION + pair_bytes(purge_at(after.finished_ms, retention_ms), seq), ())
     if unique_key is not None:
         ctx.delete(unique_index_key(queue, unique_key))

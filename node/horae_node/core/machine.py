@@ -71,7 +71,7 @@ def apply(index: int, header: Header, commands: tuple[Command, ...], txn: Txn) -
     outcomes = tuple([_apply_command(ctx, header.epoch, command) for command in commands])
     ctx.flush_counts()
     txn.put(META, _next_meta(ctx, txn.digest))
-    return EntryOutcome(outcomes, ctx.ready_queues())
+    return EntryOutcome(outcomes, ctx.ready_queues(), tuple(ctx.finished))
 
 
 def next_deadline(view: View) -> Deadline:

@@ -64,3 +64,5 @@ class EntryOutcome(NamedTuple):
     outcomes: tuple[Outcome, ...]
     ready_queues: tuple[str, ...]
     """Queues that gained ready jobs by this entry, and still have some, sorted: whom the leader may wake."""
+    finished: tuple[int, ...] = ()
+    """Numbers of the jobs that reached a finished state, in order: whose waiting readers may be answered."""

@@ -1,0 +1,136 @@
+"""The state machine as consensus sees it: committed entries go into the pure machine, and its state onto the disk.
+
+Owns the store. One write transaction is open all the time; it is committed and synced when enough commands or enough
+time have gone by: a crash loses only what the log replays. Runs on the loop; `take_snapshot` copies in a thread.
+Not here: who proposed an entry, and why. Next to read: `core/machine.py`, `raft/port.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from horae_node import codec
+from horae_node.clock import Clock
+from horae_node.core import machine, views
+from horae_node.core.commands import ENTRY_VERSION, Header
+from horae_node.core.model import Meta
+from horae_node.core.results import EntryOutcome
+from horae_node.errors import Fatal
+from horae_node.raft.port import SnapshotInfo
+from horae_storage import snapshot
+from horae_storage.kv import Frozen, Store, View
+
+_NO_HEADER = Header(ENTRY_VERSION, 0, 0, 0)
+
+
+class Applier:
+    """A `raft.port.StateMachine` over a store."""
+
+    def __init__(
+        self, store: Store, *, cluster: str, clock: Clock, commit_interval_ms: int, commit_commands: int
+    ) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._clock = clock
+        self._commit_interval_ms = commit_interval_ms
+        self._commit_commands = commit_commands
+        self._applied_index = self.meta().applied_index
+        self._durable_index = self._applied_index
+        self._commands_open = 0
+        self._committed_at_ms = clock.monotonic_ms()
+        self._on_entry: Callable[[int, EntryOutcome], None] | None = None
+        self._on_install: Callable[[], None] | None = None
+
+    @property
+    def applied_index(self) -> int:
+        return self._applied_index
+
+    @property
+    def durable_index(self) -> int:
+        return self._durable_index
+
+    @property
+    def view(self) -> View:
+        """The state as applied. Ask again after each await: a commit or an installed snapshot replaces it."""
+        return self._store.txn
+
+    def meta(self) -> Meta:
+        return views.meta(self._store.txn)
+
+    def size_bytes(self) -> int:
+        """Bytes that the state takes on disk."""
+        return self._store.size_bytes()
+
+    def on_entry(self, callback: Callable[[int, EntryOutcome], None]) -> None:
+        """Call `callback(index, outcome)` after each entry that was applied. One callback."""
+        self._on_entry = callback
+
+    def on_install(self, callback: Callable[[], None]) -> None:
+        """Call `callback()` after a snapshot replaced the state. One callback."""
+        self._on_install = callback
+
+    def apply(self, index: int, entry: bytes) -> EntryOutcome:
+        """Apply one entry; the library's own empty ones only move the index on."""
+        header, commands = codec.split_entry(entry) if entry else (_NO_HEADER, ())
+        outcome = machine.apply(index, header, commands, self._store.txn)
+        self._applied_index = index
+        self._commands_open += len(commands)
+        if self._commands_open >= self._commit_commands:
+            self.commit()
+        if self._on_entry is not None:
+            self._on_entry(index, outcome)
+        return outcome
+
+    def maybe_commit(self) -> None:
+        """Commit what has been open for the interval; called by the owner's timer."""
+        due = self._clock.monotonic_ms() - self._committed_at_ms >= self._commit_interval_ms
+        if due and self._applied_index > self._durable_index:
+            self.commit()
+
+    def commit(self) -> None:
+        """Make everything applied durable."""
+        self._store.commit()
+        self._durable_index = self._applied_index
+        self._commands_open = 0
+        self._committed_at_ms = self._clock.monotonic_ms()
+
+    async def take_snapshot(self, path: Path, term_of: Callable[[int], int]) -> SnapshotInfo:
+        self.commit()
+        frozen = self._store.freeze()
+        index = self._applied_index
+        meta = snapshot.SnapshotMeta(
+            cluster=self._cluster,
+            last_index=index,
+            last_term=term_of(index),
+            previous_term=term_of(index - 1),
+            machine_version=self.meta().machine_version,
+        )
+        try:
+            size_bytes = await asyncio.to_thread(_write_snapshot, frozen, path, meta)
+        finally:
+            frozen.release()
+        return SnapshotInfo(path, index, meta.last_term, meta.previous_term, size_bytes)
+
+    def install_snapshot(self, snapshot_info: SnapshotInfo) -> None:
+        bare = snapshot_info.path.with_suffix(".state")
+        snapshot.unpack(snapshot_info.path, bare)
+        self._store.install(bare)
+        self._applied_index = self.meta().applied_index
+        if self._applied_index != snapshot_info.last_index:
+            raise Fatal(f"the snapshot says index {snapshot_info.last_index}, its state {self._applied_index}")
+        self._durable_index = self._applied_index
+        self._commands_open = 0
+        if self._on_install is not None:
+            self._on_install()
+
+    def close(self) -> None:
+        """Commit and close the store."""
+        self.commit()
+        self._store.close()
+
+
+def _write_snapshot(frozen: Frozen, path: Path, meta: snapshot.SnapshotMeta) -> int:
+    snapshot.write(frozen, path, meta)
+    return path.stat().st_size

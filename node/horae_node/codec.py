@@ -1,0 +1,70 @@
+"""Log entries as bytes: `[version, epoch, now_ms, lease_clock, [[tag, field, …], …]]` in MessagePack.
+
+Each command is packed once, when it arrives; an entry is a header and those bytes joined. An unknown version or tag,
+or a command with another number of fields, is `Fatal`: this build must not guess what a newer one meant.
+Next to read: `core/commands.py`, `proposer.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from horae_node.core.commands import ENTRY_VERSION, TAGS, Command, Header, SubmitBatch, SubmitJob
+from horae_node.core.model import JobSpec
+from horae_node.errors import Fatal
+
+_packer = msgpack.Packer(use_bin_type=True, autoreset=True)
+_pack = _packer.pack
+_TAG_OF: dict[type, int] = {command: tag for tag, command in TAGS.items()}
+
+HEADER_BYTES_MAX = 64
+"""More than any header and array prefix takes: what a proposer leaves free in an entry."""
+
+
+def pack_command(command: Command) -> bytes:
+    """One command as bytes, ready to be joined into an entry. Raises: ValueError for text that is not Unicode."""
+    packed: bytes = _pack((_TAG_OF[type(command)], *command))
+    return packed
+
+
+def pack_value(value: object) -> bytes:
+    """Plain data as bytes: equal values give equal bytes."""
+    packed: bytes = _pack(value)
+    return packed
+
+
+def join_entry(header: Header, blobs: Sequence[bytes]) -> bytes:
+    """An entry of packed commands."""
+    head = b"\x95" + b"".join(map(_pack, header)) + _packer.pack_array_header(len(blobs))
+    entry: bytes = head + b"".join(blobs)
+    return entry
+
+
+def split_entry(entry: bytes) -> tuple[Header, tuple[Command, ...]]:
+    """The header and the commands of an entry. Raises: `Fatal` when it is not one that this build knows."""
+    try:
+        version, epoch, now_ms, lease_clock, commands = msgpack.unpackb(entry, use_list=False)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise Fatal(f"a log entry does not decode ({error}); run the version that wrote it") from error
+    if version != ENTRY_VERSION:
+        raise Fatal(
+            f"log entry version {version} is not known to this build (knows {ENTRY_VERSION}); upgrade this node"
+        )
+    return Header(version, epoch, now_ms, lease_clock), tuple(map(_command, commands))
+
+
+def _command(fields: tuple[Any, ...]) -> Command:
+    command = TAGS.get(fields[0])
+    if command is None:
+        raise Fatal(f"command tag {fields[0]} is not known to this build; upgrade this node")
+    try:
+        if command is SubmitJob:
+            return SubmitJob(JobSpec._make(fields[1]), *fields[2:])
+        if command is SubmitBatch:
+            return SubmitBatch(tuple(SubmitJob(JobSpec._make(job[0]), *job[1:]) for job in fields[1]))
+        return command._make(fields[1:])  # type: ignore[attr-defined, no-any-return]
+    except TypeError as error:
+        raise Fatal(f"command {command.__name__} has another shape in this log ({error}); upgrade this node") from error

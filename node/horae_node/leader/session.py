@@ -1,0 +1,315 @@
+"""The leader's reign: it opens an epoch, stamps entries, sleeps until the next due moment, and hands out ready jobs.
+
+A session is open from the moment its `OpenEpoch` was applied until leadership is lost; only then may it advance time
+or grant. All waiting claims live here; every grant goes through the log. Runs on the loop.
+Not here: what is due (the machine says), how entries travel (the proposer).
+Next to read: `waiters.py`, `../proposer.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from horae_node import codec
+from horae_node.applier import Applier
+from horae_node.clock import Clock, ClusterClock
+from horae_node.core import machine, views
+from horae_node.core.commands import ENTRY_VERSION, AdvanceTime, ClaimJobs, Header, OpenEpoch, ReleaseJob
+from horae_node.core.results import EntryOutcome, EpochOpened, Granted, Outcome
+from horae_node.errors import NotApplied, OutcomeUnknown
+from horae_node.leader.waiters import Grants, Waiter, Waiters
+from horae_node.proposer import Chunk, Plan, Proposer
+from horae_node.raft.port import Raft
+
+DELIVERED_REMEMBERED = 10_000
+"""Claim ids whose answers went out lately: a late hang-up must not take back what a repeat was given."""
+
+LAST_LOOK_MS = 50
+"""How long a claim whose wait is over may still be served when its queue has jobs that are about to be granted."""
+
+
+class LeaderSession:
+    """One for a node, open and closed with each reign."""
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        raft: Raft,
+        applier: Applier,
+        proposer: Proposer,
+        clock: Clock,
+        advance_limit: int,
+        on_change: Callable[[], None],
+        observe_claim_ms: Callable[[int], None],
+    ) -> None:
+        self._node_id = node_id
+        self._raft = raft
+        self._applier = applier
+        self._proposer = proposer
+        self._clock = clock
+        self._advance_limit = advance_limit
+        self._on_change = on_change
+        self._observe_claim_ms = observe_claim_ms
+        self._loop = asyncio.get_running_loop()
+        self.cluster_clock = ClusterClock(clock, node_id)
+        self.waiters = Waiters()
+        self._open = False
+        self._term = 0
+        self._epoch = 0
+        self._lease_base = 0
+        self._mono_base_ms = 0
+        self._deadline = machine.Deadline(None, None)
+        self._advancing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._asked: dict[str, int] = {}
+        self._maybe_ready: dict[str, None] = {}
+        self._check: dict[str, None] = {}
+        self._latest_claim: OrderedDict[tuple[str, str], Waiter] = OrderedDict()
+
+    # ------------------------------------------------------------------ the reign
+
+    @property
+    def open(self) -> bool:
+        return self._open
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    async def open_epoch(self, term: int) -> None:
+        """Take over, for a leader just elected in `term`. Returns when the session is open.
+
+        Raises: `NotApplied`, `OutcomeUnknown` when leadership is gone, or another leader opened an epoch in between.
+        """
+        await self._raft.read_barrier()
+        previous = self._applier.meta()
+        header = Header(ENTRY_VERSION, previous.epoch, self.cluster_clock.now_ms(), previous.lease_clock)
+        blob = codec.pack_command(OpenEpoch(self._node_id, previous.epoch))
+        entry = await self._raft.propose(codec.join_entry(header, [blob]))
+        assert isinstance(entry, EntryOutcome)
+        opened = entry.outcomes[0]
+        if not isinstance(opened, EpochOpened) or not self._raft.is_leader or self._raft.term != term:
+            raise NotApplied("no_leader", "another leader has taken over")
+        self._term = term
+        self._epoch = opened.epoch
+        self._begin()
+
+    def _begin(self) -> None:
+        meta = self._applier.meta()
+        self._lease_base = meta.lease_clock
+        self._mono_base_ms = self._clock.monotonic_ms()
+        self._asked.clear()
+        self._maybe_ready = dict.fromkeys(
+            queue for queue, counts in views.all_counts(self._applier.view).items() if counts.ready
+        )
+        self._check.clear()
+        self._advancing = False
+        self._open = True
+        self._arm()
+        self._on_change()
+        self._proposer.kick()
+
+    def close(self) -> None:
+        """Leadership is lost: every waiting claim is answered at once, so that it can go to the new leader."""
+        if not self._open:
+            return
+        self._open = False
+        if self._timer is not None:
+            self._timer.cancel()
+        gone = NotApplied("no_leader", "this node no longer leads; ask the new leader")
+        self._proposer.fail_queued(gone)
+        for waiter in self.waiters.all():
+            if not waiter.in_flight:
+                self._finish(waiter, gone)
+        self._latest_claim.clear()
+        self._on_change()
+
+    # ------------------------------------------------------------------ clocks
+
+    def now_ms(self) -> int:
+        """Cluster time, ms: the members' median, and never less than what the machine has seen."""
+        return self.cluster_clock.now_ms()
+
+    def lease_clock(self) -> int:
+        """The lease clock, ms: this reign's own elapsed time on top of what earlier reigns counted."""
+        return self._lease_base + self._clock.monotonic_ms() - self._mono_base_ms
+
+    def header(self) -> Header:
+        return Header(ENTRY_VERSION, self._epoch, self.now_ms(), self.lease_clock())
+
+    def _arm(self) -> None:
+        """Sleep until the machine's next deadline."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not self._open or self._advancing:
+            return
+        delays = []
+        self._deadline = machine.next_deadline(self._applier.view)
+        if self._deadline.wall_ms is not None:
+            delays.append(self._deadline.wall_ms - self.now_ms())
+        if self._deadline.lease_clock is not None:
+            delays.append(self._deadline.lease_clock - self.lease_clock())
+        if delays:
+            self._timer = self._loop.call_later(max(0, min(delays)) / 1000, self._on_due)
+
+    def _on_due(self) -> None:
+        """The moment has come; a timer that fired a breath too early is set again."""
+        self._timer = None
+        if self._is_due(self.header()):
+            self._proposer.kick()
+        else:
+            self._arm()
+
+    def _is_due(self, header: Header) -> bool:
+        wall, lease = self._deadline
+        return (wall is not None and wall <= header.now_ms) or (lease is not None and lease <= header.lease_clock)
+
+    # ------------------------------------------------------------------ planning an entry
+
+    def plan(self, header: Header, due_now: dict[str, int]) -> Plan:
+        first: list[Chunk] = []
+        ready = due_now
+        if not self._advancing and self._is_due(header):
+            self._advancing = True
+            ready = dict(due_now)
+            for queue, count in views.due_queues(self._applier.view, header.now_ms, self._advance_limit).items():
+                ready[queue] = ready.get(queue, 0) + count
+            advance = self._proposer.chunk(AdvanceTime(self._advance_limit))
+            advance.future.add_done_callback(self._on_advanced)
+            first.append(advance)
+        self._check.update(dict.fromkeys(queue for queue in ready if self.waiters.waits_on(queue)))
+        if not self._check:
+            return Plan(first, [])
+        queues, self._check = self._check, {}
+        return Plan(first, [chunk for queue in queues for chunk in self._grants_of(queue, ready.get(queue, 0))])
+
+    def _grants_of(self, queue: str, coming: int) -> list[Chunk]:
+        """Claims for those who wait longest on `queue`, for as many jobs as it has or is about to have."""
+        ready = views.ready_count(self._applier.view, queue)
+        if ready == 0:
+            self._maybe_ready.pop(queue, None)
+        available = ready + coming - self._asked.get(queue, 0)
+        picked: list[Waiter] = []
+        for waiter in self.waiters.idle(queue):
+            if available <= 0:
+                break
+            available -= waiter.command.max_jobs
+            picked.append(waiter)
+        return [self._ask(waiter) for waiter in picked]
+
+    def _ask(self, waiter: Waiter) -> Chunk:
+        waiter.in_flight = True
+        waiter.asked = waiter.command.queues
+        for queue in waiter.asked:
+            self._asked[queue] = self._asked.get(queue, 0) + waiter.command.max_jobs
+        chunk = self._proposer.chunk(waiter.command)
+        chunk.future.add_done_callback(lambda done: self._on_claimed(waiter, done))
+        return chunk
+
+    # ------------------------------------------------------------------ what came of it
+
+    def on_entry(self, outcome: EntryOutcome) -> None:
+        """After each applied entry: queues that gained ready jobs may have somebody waiting; deadlines have moved."""
+        if not self._open:
+            return
+        for queue in outcome.ready_queues:
+            self._maybe_ready[queue] = None
+            if self.waiters.waits_on(queue):
+                self._check[queue] = None
+        self._arm()
+        if self._check:
+            self._proposer.kick()
+
+    def _on_advanced(self, done: asyncio.Future[Sequence[Outcome]]) -> None:
+        self._advancing = False
+        self._arm()
+
+    def _on_claimed(self, waiter: Waiter, done: asyncio.Future[Sequence[Outcome]]) -> None:
+        waiter.in_flight = False
+        for queue in waiter.asked:
+            self._asked[queue] = max(0, self._asked.get(queue, 0) - waiter.command.max_jobs)
+            if queue in self._maybe_ready and self.waiters.waits_on(queue):
+                self._check[queue] = None
+        waiter.asked = ()
+        error = done.exception()
+        if error is not None:
+            assert isinstance(error, (NotApplied, OutcomeUnknown))
+            self._finish(waiter, error)
+            return
+        granted = done.result()[0]
+        assert isinstance(granted, Granted)
+        if granted.grants or waiter.expired:
+            self._finish(waiter, granted.grants)
+        elif not self._open:
+            self._finish(waiter, NotApplied("no_leader", "this node no longer leads; ask the new leader"))
+        if self._check:
+            self._proposer.kick()
+
+    # ------------------------------------------------------------------ claims
+
+    def park(self, command: ClaimJobs, wait_ms: int) -> Waiter:
+        """A claim begins to wait; its future ends with the grants, empty at the end of the wait.
+
+        The future raises `NotApplied("no_leader")` when leadership is lost first.
+        """
+        waiter = Waiter(command, self._clock.monotonic_ms(), self._loop.create_future())
+        self.waiters.park(waiter)
+        if command.claim_id:
+            self._latest_claim[command.worker, command.claim_id] = waiter
+            if len(self._latest_claim) > DELIVERED_REMEMBERED:
+                self._latest_claim.popitem(last=False)
+        for queue in command.queues:
+            if queue in self._maybe_ready:
+                self._check[queue] = None
+        waiter.timer = self._loop.call_later(wait_ms / 1000, self._on_wait_over, waiter, LAST_LOOK_MS)
+        self._proposer.kick()
+        return waiter
+
+    def _on_wait_over(self, waiter: Waiter, last_look_ms: int) -> None:
+        waiter.expired = True
+        if waiter.in_flight or waiter.future.done():
+            return
+        if last_look_ms and any(queue in self._maybe_ready for queue in waiter.command.queues):
+            waiter.timer = self._loop.call_later(last_look_ms / 1000, self._on_wait_over, waiter, 0)
+            return
+        self._finish(waiter, ())
+
+    def _finish(self, waiter: Waiter, end: Grants | NotApplied | OutcomeUnknown) -> None:
+        self.waiters.remove(waiter)
+        if waiter.timer is not None:
+            waiter.timer.cancel()
+        if waiter.abandoned or waiter.future.done():
+            if isinstance(end, tuple) and end:
+                self.give_back(waiter, end)
+            return
+        if isinstance(end, tuple):
+            if end:
+                self._observe_claim_ms(self._clock.monotonic_ms() - waiter.since_ms)
+            waiter.future.set_result(end)
+        else:
+            waiter.future.set_exception(end)
+
+    def abandon(self, waiter: Waiter) -> None:
+        """The caller hung up: nothing is granted to it any more, and what is under way goes straight back."""
+        waiter.abandoned = True
+        if not waiter.in_flight:
+            self._finish(waiter, ())
+
+    def give_back(self, waiter: Waiter, grants: Grants) -> None:
+        """Jobs granted to a caller that is gone become ready again, the attempt not counted.
+
+        Not when the same claim was repeated meanwhile: then they are the repeat's.
+        """
+        key = (waiter.command.worker, waiter.command.claim_id)
+        if waiter.command.claim_id and self._latest_claim.get(key, waiter) is not waiter:
+            return
+        view = self._applier.view
+        releases = [
+            ReleaseJob(spec.id, token, 0, None) for seq, token in grants if (spec := views.spec(view, seq)) is not None
+        ]
+        if releases:
+            self._proposer.send(releases)

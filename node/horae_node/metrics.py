@@ -1,0 +1,71 @@
+"""What the node tells a monitor: Prometheus metrics, in one registry a node.
+
+Latencies are observed as they happen; everything that has a present value (depths, role, lag) is read when asked for.
+Next to read: `docs/operations` for what to watch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+
+_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+
+Families = Callable[[], Iterator[GaugeMetricFamily]]
+
+
+class _Present:
+    """A collector over a function: values are read at the moment of the scrape."""
+
+    def __init__(self, families: Families) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        return self._families()
+
+
+class Metrics:
+    """The node's own observations, and the text that a scrape gets."""
+
+    def __init__(self, families: Families) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_Present(families))
+        self._commit = Histogram(
+            "horae_commit_seconds",
+            "From the proposal of a log entry to its application here (leader).",
+            buckets=_BUCKETS,
+            registry=self._registry,
+        )
+        self._claim = Histogram(
+            "horae_claim_seconds",
+            "From a claim's arrival to its jobs (leader; claims that got any).",
+            buckets=_BUCKETS,
+            registry=self._registry,
+        )
+        self._stall = Gauge(
+            "horae_loop_stall_max_seconds",
+            "Longest time that the event loop did not run since the node started.",
+            registry=self._registry,
+        )
+        self.commands = Counter(
+            "horae_commands_total", "Commands by kind, as accepted here (leader).", ["kind"], registry=self._registry
+        )
+        self._stall_max_ms = 0
+
+    def observe_commit_ms(self, span_ms: int) -> None:
+        self._commit.observe(span_ms / 1000)
+
+    def observe_claim_ms(self, span_ms: int) -> None:
+        self._claim.observe(span_ms / 1000)
+
+    def observe_stall_ms(self, span_ms: int) -> None:
+        """Keep the longest."""
+        if span_ms > self._stall_max_ms:
+            self._stall_max_ms = span_ms
+            self._stall.set(span_ms / 1000)
+
+    def text(self) -> bytes:
+        """All metrics in the Prometheus text format."""
+        return generate_latest(self._registry)

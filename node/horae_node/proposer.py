@@ -1,0 +1,247 @@
+"""Many commands, one log entry: everything that waits leaves together, and one sync serves all of it.
+
+While entries are in flight, new commands gather; the next entry takes them all, up to its size. The leader's session
+adds what belongs in the same entry (time that has come, grants that follow). Bounded: beyond the bounds submits and
+claims are turned away first, endings last. Runs on the loop. Not here: what commands mean.
+Next to read: `leader/session.py`, `raft/port.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from horae_node import codec
+from horae_node.clock import Clock
+from horae_node.core.commands import Command, Header
+from horae_node.core.results import EntryOutcome, Outcome, Rejected
+from horae_node.errors import NotApplied, OutcomeUnknown
+from horae_node.raft.port import ENTRY_BYTES_MAX, Raft
+
+CHUNK_BYTES_MAX = ENTRY_BYTES_MAX // 2
+"""Commands of one call beyond this are cut into several chunks, so that a chunk always finds room in an entry."""
+
+IN_FLIGHT_MAX = 2
+"""Entries proposed and not yet applied. Two keep disk and network busy at once; more only make entries smaller."""
+
+QUEUED_BYTES_MAX = 32 * 1024 * 1024
+QUEUED_COMMANDS_MAX = 20_000
+RETRY_AFTER_MS = 1000
+
+Result = Outcome | NotApplied | OutcomeUnknown
+
+
+class Chunk:
+    """Commands that travel together, and who waits for their outcomes."""
+
+    __slots__ = ("blobs", "due_now", "future", "size_bytes")
+
+    def __init__(self, blobs: list[bytes], size_bytes: int, due_now: dict[str, int] | None) -> None:
+        self.blobs = blobs
+        self.size_bytes = size_bytes
+        self.due_now = due_now
+        self.future: asyncio.Future[Sequence[Outcome]] = asyncio.get_running_loop().create_future()
+        self.future.add_done_callback(_retrieve)
+
+
+class Plan(NamedTuple):
+    """What the session adds to an entry: before the commands that wait, and after them."""
+
+    first: list[Chunk]
+    last: list[Chunk]
+
+
+class Session(Protocol):
+    """What the proposer asks of the leader's session."""
+
+    @property
+    def open(self) -> bool:
+        """This node leads and its epoch is open."""
+        ...
+
+    def header(self) -> Header:
+        """The stamp of an entry that leaves now."""
+        ...
+
+    def plan(self, header: Header, due_now: dict[str, int]) -> Plan:
+        """What to add to an entry; `due_now`: jobs per queue that its own commands make ready."""
+        ...
+
+
+def _retrieve(future: asyncio.Future[Sequence[Outcome]]) -> None:
+    """A caller that hung up leaves its outcome unread: that is no error to log."""
+    if not future.cancelled():
+        future.exception()
+
+
+class Proposer:
+    """Gathers commands into entries. One for a node; idle while the node does not lead."""
+
+    def __init__(self, raft: Raft, clock: Clock, observe_commit_ms: Callable[[int], None]) -> None:
+        self._raft = raft
+        self._clock = clock
+        self._observe_commit_ms = observe_commit_ms
+        self._session: Session | None = None
+        self._queue: deque[Chunk] = deque()
+        self._queued_commands = 0
+        self._queued_bytes = 0
+        self._in_flight = 0
+        self._scheduled = False
+        self._loop = asyncio.get_running_loop()
+
+    def attach(self, session: Session) -> None:
+        """The session that stamps and plans; set once, before the first command."""
+        self._session = session
+
+    @property
+    def queued_commands(self) -> int:
+        return self._queued_commands
+
+    def require_room(self, *, ending: bool) -> None:
+        """Refuse new work while too much waits; endings are admitted up to twice as much.
+
+        Raises: `NotApplied("rate_limited")`.
+        """
+        factor = 2 if ending else 1
+        if self._queued_commands < QUEUED_COMMANDS_MAX * factor and self._queued_bytes < QUEUED_BYTES_MAX * factor:
+            return
+        raise NotApplied(
+            "rate_limited", f"{self._queued_commands} commands wait already; try again", retry_after_ms=RETRY_AFTER_MS
+        )
+
+    async def run(self, commands: Sequence[Command], due_now: dict[str, int] | None = None) -> list[Result]:
+        """The outcome of each command, in order; an error stands in the place of each command that it befell.
+
+        Raises: `NotApplied("no_leader")` when this node does not lead; `ValueError` for text that is not Unicode.
+        """
+        chunks = self._add(commands, due_now)
+        results: list[Result] = []
+        for chunk in chunks:
+            try:
+                results.extend(await chunk.future)
+            except (NotApplied, OutcomeUnknown) as error:
+                results.extend([error] * len(chunk.blobs))
+        return results
+
+    async def run_one(self, command: Command, due_now: dict[str, int] | None = None) -> Outcome:
+        """The outcome of one command. Raises: `NotApplied`, `OutcomeUnknown`."""
+        return (await self._add((command,), due_now)[0].future)[0]
+
+    def send(self, commands: Sequence[Command]) -> None:
+        """Propose without waiting for the outcomes; nothing happens when this node does not lead."""
+        if self._session is not None and self._session.open:
+            self._add(commands, None)
+
+    def chunk(self, command: Command) -> Chunk:
+        """One command as a chunk of its own (for the session's plans)."""
+        blob = codec.pack_command(command)
+        return Chunk([blob], len(blob), None)
+
+    def kick(self) -> None:
+        """Look again, before the loop's next pass, whether an entry can leave."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def fail_queued(self, error: NotApplied) -> None:
+        """Leadership is gone: what has not left never will."""
+        while self._queue:
+            self._settle(self._queue.popleft(), error)
+        self._queued_commands = self._queued_bytes = 0
+
+    # ------------------------------------------------------------------ inside
+
+    def _add(self, commands: Sequence[Command], due_now: dict[str, int] | None) -> list[Chunk]:
+        if self._session is None or not self._session.open:
+            raise NotApplied("no_leader", "this node does not lead")
+        chunks: list[Chunk] = []
+        blobs: list[bytes] = []
+        size = 0
+        for blob in map(codec.pack_command, commands):
+            if blobs and size + len(blob) > CHUNK_BYTES_MAX:
+                chunks.append(Chunk(blobs, size, None))
+                blobs, size = [], 0
+            blobs.append(blob)
+            size += len(blob)
+        if size > ENTRY_BYTES_MAX - 2 * codec.HEADER_BYTES_MAX:
+            raise NotApplied("too_large", f"one command takes {size} bytes; at most {ENTRY_BYTES_MAX} fit")
+        chunks.append(Chunk(blobs, size, due_now))
+        for chunk in chunks:
+            self._queue.append(chunk)
+            self._queued_commands += len(chunk.blobs)
+            self._queued_bytes += chunk.size_bytes
+        self.kick()
+        return chunks
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        while self._in_flight < IN_FLIGHT_MAX and self._session is not None and self._session.open:
+            header = self._session.header()
+            taken, due_now = self._take()
+            plan = self._session.plan(header, due_now)
+            chunks = [*plan.first, *taken, *plan.last]
+            if not chunks:
+                return
+            self._propose(header, chunks)
+
+    def _take(self) -> tuple[list[Chunk], dict[str, int]]:
+        """Chunks for one entry, in order, and the jobs per queue that they make ready."""
+        room = ENTRY_BYTES_MAX - ENTRY_BYTES_MAX // 4 if len(self._queue) > 1 else ENTRY_BYTES_MAX
+        taken: list[Chunk] = []
+        due_now: dict[str, int] = {}
+        while self._queue and (not taken or self._queue[0].size_bytes <= room):
+            chunk = self._queue.popleft()
+            taken.append(chunk)
+            room -= chunk.size_bytes
+            self._queued_commands -= len(chunk.blobs)
+            self._queued_bytes -= chunk.size_bytes
+            for queue, count in (chunk.due_now or {}).items():
+                due_now[queue] = due_now.get(queue, 0) + count
+        return taken, due_now
+
+    def _propose(self, header: Header, chunks: list[Chunk]) -> None:
+        blobs = [blob for chunk in chunks for blob in chunk.blobs]
+        try:
+            committed = self._raft.propose(codec.join_entry(header, blobs))
+        except NotApplied as error:
+            for chunk in chunks:
+                self._settle(chunk, error)
+            return
+        self._in_flight += 1
+        begun_ms = self._clock.monotonic_ms()
+        committed.add_done_callback(lambda done: self._on_committed(done, chunks, begun_ms))
+
+    def _on_committed(self, done: asyncio.Future[object], chunks: list[Chunk], begun_ms: int) -> None:
+        self._in_flight -= 1
+        error = None if done.cancelled() else done.exception()
+        if done.cancelled() or error is not None:
+            lost = error if isinstance(error, (NotApplied, OutcomeUnknown)) else OutcomeUnknown(str(error))
+            for chunk in chunks:
+                self._settle(chunk, lost)
+        else:
+            entry = done.result()
+            assert isinstance(entry, EntryOutcome)
+            self._observe_commit_ms(self._clock.monotonic_ms() - begun_ms)
+            self._share_out(entry.outcomes, chunks)
+        self.kick()
+
+    def _share_out(self, outcomes: tuple[Outcome, ...], chunks: list[Chunk]) -> None:
+        first = outcomes[0]
+        if isinstance(first, Rejected) and first.code == "stale_epoch":
+            error = NotApplied("no_leader", "another leader has taken over")
+            for chunk in chunks:
+                self._settle(chunk, error)
+            return
+        start = 0
+        for chunk in chunks:
+            end = start + len(chunk.blobs)
+            if not chunk.future.done():
+                chunk.future.set_result(outcomes[start:end])
+            start = end
+
+    @staticmethod
+    def _settle(chunk: Chunk, error: NotApplied | OutcomeUnknown) -> None:
+        if not chunk.future.done():
+            chunk.future.set_exception(error)

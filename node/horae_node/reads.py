@@ -1,0 +1,190 @@
+"""The machine's state as the contract shows it: jobs, pages of jobs, claimed jobs.
+
+Reads a view, changes nothing; every read is bounded. Times become RFC 3339 text here. Next to read: `core/views.py`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Final
+
+from msgspec import Raw
+
+from horae import wire
+from horae_node.core import views
+from horae_node.core.model import AttemptError, JobSpec, Run, State
+from horae_storage.kv import View
+
+_NULL: Final = Raw(b"null")
+_STATE_NAMES: Final[tuple[wire.StateName, ...]] = (
+    "pending",
+    "ready",
+    "running",
+    "succeeded",
+    "dead",
+    "cancelled",
+    "expired",
+)
+STATE_BY_NAME: Final[Mapping[str, State]] = {name: State(i) for i, name in enumerate(_STATE_NAMES)}
+
+
+class BadCursor(ValueError):
+    """The cursor was not made by this list."""
+
+
+@lru_cache(maxsize=8192)
+def _second_text(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def moment_text(ms: int) -> str:
+    """RFC 3339 in UTC with milliseconds."""
+    second, rest = divmod(ms, 1000)
+    return f"{_second_text(second)}.{rest:03d}Z"
+
+
+def _optional_moment(ms: int | None) -> str | None:
+    return moment_text(ms) if ms else None
+
+
+def _error_view(error: AttemptError) -> wire.AttemptErrorView:
+    return wire.AttemptErrorView(
+        attempt=error.attempt,
+        type=error.type,
+        message=error.message,
+        traceback=error.traceback or None,
+        at=moment_text(error.at_ms),
+        worker=error.worker or None,
+    )
+
+
+class Gone(LookupError):
+    """The job's record was purged or deleted between the command and the look at it."""
+
+
+class Clocks:
+    """How a lease's end on the lease clock shows as a time of day: cluster time and lease clock of one moment, ms."""
+
+    __slots__ = ("lease_clock", "now_ms")
+
+    def __init__(self, now_ms: int, lease_clock: int) -> None:
+        self.now_ms = now_ms
+        self.lease_clock = lease_clock
+
+    def text(self, lease_moment: int) -> str:
+        return moment_text(self.now_ms + lease_moment - self.lease_clock)
+
+
+def _spec_and_run(view: View, seq: int) -> tuple[JobSpec, Run]:
+    spec, run = views.spec(view, seq), views.run(view, seq)
+    if spec is None or run is None:
+        raise Gone(f"job number {seq} is gone")
+    return spec, run
+
+
+def job_view(view: View, seq: int, clocks: Clocks) -> wire.JobView:
+    """The job numbered `seq`. Raises: `Gone`."""
+    spec, run = _spec_and_run(view, seq)
+    failed = run.failures or run.lost
+    errors = [_error_view(error) for error in views.errors(view, seq)] if failed else []
+    progress = views.progress(view, seq) if run.token else None
+    result = views.result(view, seq) if run.state == State.SUCCEEDED else None
+    return wire.JobView(
+        id=spec.id,
+        execution_id=spec.id,
+        task=spec.task,
+        payload=Raw(spec.payload),
+        queue=spec.queue,
+        state=_STATE_NAMES[run.state],
+        attempt=run.attempt,
+        lost=run.lost,
+        priority=spec.priority,
+        max_attempts=spec.max_attempts,
+        retry=wire.RetryView(
+            spec.retry_initial_ms / 1000,
+            spec.retry_factor_milli / 1000,
+            spec.retry_max_ms / 1000,
+            spec.retry_jitter_milli / 1000,
+        ),
+        lease_seconds=spec.lease_ms / 1000,
+        timeout_seconds=spec.timeout_ms / 1000,
+        max_lost=spec.max_lost,
+        created_at=moment_text(run.created_ms),
+        run_at=moment_text(run.due_ms),
+        started_at=_optional_moment(run.started_ms),
+        finished_at=_optional_moment(run.finished_ms),
+        expires_at=_optional_moment(spec.expires_at_ms),
+        ttl_seconds=None if spec.ttl_ms is None else spec.ttl_ms / 1000,
+        delay_seconds=None,
+        unique_key=spec.unique_key,
+        concurrency_key=spec.concurrency_key,
+        tags=dict(spec.tags),
+        retention_seconds=spec.retention_ms / 1000,
+        result=_NULL if result is None else Raw(result),
+        progress=_NULL if progress is None else Raw(progress),
+        last_error=errors[-1] if errors else None,
+        errors=errors,
+        worker=run.worker or None,
+        lease_expires_at=clocks.text(run.lease_end) if run.state == State.RUNNING else None,
+        dead_reason=run.dead_reason or None,
+        schedule_id=spec.schedule_id,
+        nominal_time=None if spec.nominal_ms is None else moment_text(spec.nominal_ms),
+        cancel_requested=run.cancel_requested,
+    )
+
+
+def claimed_job(view: View, seq: int, token: int, clocks: Clocks) -> wire.ClaimedJob:
+    """The job numbered `seq` as its claim's answer carries it. Raises: `Gone`."""
+    spec, run = _spec_and_run(view, seq)
+    progress = views.progress(view, seq)
+    error = views.last_error(view, seq) if run.failures or run.lost else None
+    return wire.ClaimedJob(
+        id=spec.id,
+        execution_id=spec.id,
+        task=spec.task,
+        payload=Raw(spec.payload),
+        queue=spec.queue,
+        attempt=run.attempt,
+        max_attempts=spec.max_attempts,
+        lease_token=token,
+        lease_expires_at=clocks.text(run.lease_end),
+        lease_seconds=run.lease_ms / 1000,
+        timeout_at=clocks.text(run.timeout_end),
+        tags=dict(spec.tags),
+        schedule_id=spec.schedule_id,
+        nominal_time=None if spec.nominal_ms is None else moment_text(spec.nominal_ms),
+        run_at=moment_text(run.due_ms),
+        last_error=None if error is None else _error_view(error),
+        progress=_NULL if progress is None else Raw(progress),
+    )
+
+
+def job_page(
+    view: View, clocks: Clocks, *, queue: str | None, state: str | None, limit: int, cursor: str | None
+) -> wire.JobList:
+    """A page of jobs, newest first. The cursor is the last job's number: stable while jobs come, move and go.
+
+    Raises: `BadCursor`.
+    """
+    before = None if cursor is None else _read_cursor(cursor)
+    seqs = views.list_jobs(view, queue, None if state is None else STATE_BY_NAME[state], before, limit)
+    jobs = [job_view(view, seq, clocks) for seq in seqs]
+    return wire.JobList(jobs=jobs, next_cursor=_make_cursor(seqs[-1]) if len(seqs) == limit else None)
+
+
+def _make_cursor(seq: int) -> str:
+    return base64.urlsafe_b64encode(b"j" + seq.to_bytes(8, "big")).rstrip(b"=").decode()
+
+
+def _read_cursor(cursor: str) -> int:
+    try:
+        raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise BadCursor("not a cursor of this list; leave it out to begin anew") from error
+    if len(raw) != 9 or raw[:1] != b"j":
+        raise BadCursor("not a cursor of this list; leave it out to begin anew")
+    return int.from_bytes(raw[1:], "big")

@@ -1,0 +1,307 @@
+"""The node's wiring: builds the parts, starts them in order, and stops them in the other order. Nothing else.
+
+Order: data directory, state, log, consensus, leader. The one root of tasks is here: what ends a task unasked ends the
+node. Not here: HTTP (the room above starts it), what any part does. Next to read: `service.py`, `leader/session.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Iterator
+from importlib.metadata import version
+from itertools import islice
+
+from prometheus_client.core import GaugeMetricFamily
+
+from horae import wire
+from horae_node import logs, reads
+from horae_node.applier import Applier
+from horae_node.clock import Clock
+from horae_node.config import NodeConfig
+from horae_node.core import views
+from horae_node.core.results import EntryOutcome
+from horae_node.errors import NotApplied, OutcomeUnknown
+from horae_node.leader.session import LeaderSession
+from horae_node.metrics import Metrics
+from horae_node.proposer import Proposer
+from horae_node.raft.local import LocalRaft
+from horae_node.raft.port import LogLimits, Raft, Timing
+from horae_node.raft.pysyncobj_adapter import PySyncObjRaft
+from horae_node.raft.transport import TcpTransport
+from horae_node.service import Finishes, Service
+from horae_storage.directory import Directory, open_directory
+from horae_storage.lmdb_kv import LmdbStore
+from horae_storage.raft_log import LmdbRaftLog
+
+HOUSEKEEPING_MS = 50
+"""How often the state's commit is considered and the loop's lateness is measured."""
+
+REOPEN_MS = 100
+"""Pause before a leader whose epoch could not be opened tries again."""
+
+METRIC_QUEUES_MAX = 1000
+"""Queues that a scrape shows at most; more would be more series than a monitor is glad of."""
+
+log = logs.get_log("node")
+
+
+class Node:
+    """One node of the cluster, without its HTTP edge."""
+
+    def __init__(self, config: NodeConfig, *, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._directory: Directory | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._opening: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    # ------------------------------------------------------------------ life
+
+    async def start(self) -> None:
+        """Open everything and take part. Raises: `ConfigError`, the storage room's refusals; nothing is left open."""
+        config, clock = self._config, self._clock
+        self._fatal: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._directory = open_directory(config.data_dir, config.cluster, config.node_id)
+        self._store = LmdbStore(self._directory.state)
+        self._applier = Applier(
+            self._store,
+            cluster=config.cluster,
+            clock=clock,
+            commit_interval_ms=config.state_commit_interval_ms,
+            commit_commands=config.state_commit_commands,
+        )
+        self._metrics = Metrics(self._metric_families)
+        self._raft = self._build_raft(self._directory)
+        self._proposer = Proposer(self._raft, clock, self._metrics.observe_commit_ms)
+        self._session = LeaderSession(
+            node_id=config.node_id,
+            raft=self._raft,
+            applier=self._applier,
+            proposer=self._proposer,
+            clock=clock,
+            advance_limit=config.advance_limit,
+            on_change=self._on_session,
+            observe_claim_ms=self._metrics.observe_claim_ms,
+        )
+        self._proposer.attach(self._session)
+        self._finishes = Finishes()
+        self._service = Service(
+            node_id=config.node_id,
+            members=config.members,
+            raft=self._raft,
+            applier=self._applier,
+            proposer=self._proposer,
+            session=self._session,
+            finishes=self._finishes,
+            metrics=self._metrics,
+            cluster_view=self._cluster_view,
+        )
+        self._applier.on_entry(self._on_entry)
+        self._applier.on_install(self._finishes.release_all)
+        self._raft.on_role(self._on_role)
+        self._raft.on_fatal(self._on_fatal)
+        self._raft.on_peer_clock(self._session.cluster_clock.observe)
+        await self._raft.start()
+        self._spawn(self._keep_house())
+        self._on_role()
+        log.event("node_started", applied_index=self._applier.applied_index, term=self._raft.term)
+
+    def _build_raft(self, directory: Directory) -> Raft:
+        config = self._config
+        limits = LogLimits(tail_bytes=config.log_keep_bytes, tail_entries=config.log_keep_entries)
+        raft_log = LmdbRaftLog(directory.log, post=asyncio.get_running_loop().call_soon_threadsafe)
+        if len(config.members) == 1:
+            return LocalRaft(config.node_id, raft_log, self._applier, limits=limits)
+        return PySyncObjRaft(
+            own_id=config.node_id,
+            members=config.members,
+            cluster=config.cluster,
+            log=raft_log,
+            machine=self._applier,
+            snapshot_dir=directory.snapshots,
+            transport=TcpTransport(
+                own_id=config.node_id,
+                members=config.members,
+                cluster=config.cluster,
+                listen=config.raft_listen,
+                clock=self._clock,
+            ),
+            clock=self._clock,
+            timing=Timing(config.heartbeat_ms, config.election_min_ms, config.election_max_ms, config.fallback_ms),
+            limits=limits,
+        )
+
+    async def stop(self) -> None:
+        """Stop leading and taking part, make everything durable, free the directory. A second call does nothing."""
+        if self._directory is None or self._stopping:
+            return
+        self._stopping = True
+        self._session.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._raft.stop()
+        self._applier.close()
+        self._directory.close()
+        log.event("node_stopped", applied_index=self._applier.applied_index)
+
+    async def wait_fatal(self) -> BaseException:
+        """Wait until the node must end; why."""
+        return await asyncio.shield(self._fatal)
+
+    @property
+    def service(self) -> Service:
+        return self._service
+
+    def metrics_text(self) -> bytes:
+        return self._metrics.text()
+
+    # ------------------------------------------------------------------ what the parts tell
+
+    def _on_entry(self, index: int, outcome: EntryOutcome) -> None:
+        self._finishes.on_entry(outcome)
+        self._session.on_entry(outcome)
+
+    def _on_session(self) -> None:
+        self._service.on_leadership()
+
+    def _on_role(self) -> None:
+        raft = self._raft
+        if not raft.is_leader:
+            self._session.close()
+        elif not self._session.open and self._opening is None and not self._stopping:
+            self._opening = self._spawn(self._reign())
+        self._service.on_leadership()
+
+    async def _reign(self) -> None:
+        """Open the epoch, as often as it takes while this node leads."""
+        try:
+            while self._raft.is_leader and not self._session.open:
+                try:
+                    await self._session.open_epoch(self._raft.term)
+                    log.event("epoch_opened", epoch=self._session.epoch, term=self._raft.term)
+                except (NotApplied, OutcomeUnknown) as error:
+                    log.event("epoch_not_opened", reason=str(error), term=self._raft.term)
+                    await asyncio.sleep(REOPEN_MS / 1000)
+        finally:
+            self._opening = None
+
+    def _on_fatal(self, error: BaseException) -> None:
+        if not self._fatal.done():
+            self._fatal.set_result(error)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_done)
+        return task
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_fatal(error)
+
+    async def _keep_house(self) -> None:
+        """Commit the state when its interval is over, and notice when the loop was held up."""
+        while True:
+            before_ms = self._clock.monotonic_ms()
+            await asyncio.sleep(HOUSEKEEPING_MS / 1000)
+            self._metrics.observe_stall_ms(self._clock.monotonic_ms() - before_ms - HOUSEKEEPING_MS)
+            self._applier.maybe_commit()
+
+    # ------------------------------------------------------------------ views of the whole
+
+    def _cluster_view(self) -> wire.ClusterView:
+        status, meta = self._raft.status(), self._applier.meta()
+        leader = next((m for m in self._config.members if m.node_id == status.leader_id), None)
+        return wire.ClusterView(
+            cluster=self._config.cluster,
+            node=self._config.node_id,
+            leader=status.leader_id,
+            leader_url=None if leader is None else leader.http_url,
+            term=status.term,
+            epoch=meta.epoch,
+            role=status.role,
+            commit_index=status.commit_index,
+            applied_index=status.applied_index,
+            durable_index=self._applier.durable_index,
+            last_index=status.last_index,
+            first_index=status.first_index,
+            state_digest=f"{meta.digest:08x}",
+            version=version("horae"),
+            machine_version=meta.machine_version,
+            cluster_time=reads.moment_text(self._session.now_ms()),
+            disk=self._disk(),
+            members=[self._member_view(member.node_id) for member in self._config.members],
+        )
+
+    def _member_view(self, node_id: str) -> wire.MemberView:
+        status = self._raft.status()
+        member = next(m for m in self._config.members if m.node_id == node_id)
+        own = node_id == self._config.node_id
+        peer = status.peers.get(node_id)
+        leading = status.role == "leader"
+        match = status.durable_log_index if own else (peer.match_index if peer and leading else None)
+        skew_ms = self._session.cluster_clock.skew_ms().get(node_id)
+        heard_ms = None if peer is None else peer.last_heard_ms
+        return wire.MemberView(
+            node=node_id,
+            url=member.http_url,
+            raft_address=member.raft_address,
+            role=status.role if own else ("leader" if node_id == status.leader_id else "follower"),
+            connected=own or (peer is not None and peer.connected),
+            match_index=match,
+            lag=None if match is None else max(0, status.last_index - match),
+            last_heard_seconds=None if heard_ms is None else heard_ms / 1000,
+            clock_skew_seconds=None if skew_ms is None else skew_ms / 1000,
+        )
+
+    def _disk(self) -> dict[str, int]:
+        assert self._directory is not None
+        room = os.statvfs(self._config.data_dir)
+        return {"free_bytes": room.f_bavail * room.f_frsize, "state_bytes": self._applier.size_bytes()}
+
+    def _metric_families(self) -> Iterator[GaugeMetricFamily]:
+        status = self._raft.status()
+        yield _gauge("horae_raft_is_leader", "1 on the node that leads.", int(status.role == "leader"))
+        yield _gauge("horae_raft_term", "Raft term.", status.term)
+        yield _gauge("horae_raft_commit_index", "Highest committed log index known here.", status.commit_index)
+        yield _gauge("horae_raft_applied_index", "Highest applied log index.", status.applied_index)
+        yield _gauge(
+            "horae_raft_lag_entries", "Entries committed and not applied here.", self._lag(status.commit_index)
+        )
+        yield _gauge("horae_state_bytes", "Bytes of the state on disk.", self._applier.size_bytes())
+        yield _gauge(
+            "horae_proposals_queued", "Commands that wait for an entry (leader).", self._proposer.queued_commands
+        )
+        yield _gauge("horae_waiting_claims", "Claims that are parked (leader).", len(self._session.waiters))
+        roles = GaugeMetricFamily("horae_raft_role", "1 for the role that this node has.", labels=["role"])
+        for role in ("leader", "follower", "candidate"):
+            roles.add_metric([role], int(status.role == role))
+        yield roles
+        lags = GaugeMetricFamily("horae_raft_peer_lag_entries", "Entries not yet on a peer's disk.", labels=["peer"])
+        skews = GaugeMetricFamily("horae_clock_skew_seconds", "Wall clock less cluster time.", labels=["node"])
+        if status.role == "leader":
+            for peer, known in status.peers.items():
+                lags.add_metric([peer], max(0, status.last_index - known.match_index))
+            for node, skew_ms in self._session.cluster_clock.skew_ms().items():
+                skews.add_metric([node], skew_ms / 1000)
+        yield lags
+        yield skews
+        depths = GaugeMetricFamily("horae_queue_jobs", "Jobs by queue and state.", labels=["queue", "state"])
+        for queue, counts in islice(views.all_counts(self._applier.view).items(), METRIC_QUEUES_MAX):
+            for state, count in counts._asdict().items():
+                depths.add_metric([queue, state], count)
+        yield depths
+
+    def _lag(self, commit_index: int) -> int:
+        return max(0, commit_index - self._applier.applied_index)
+
+
+def _gauge(name: str, help_text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, help_text, value=value)
+
+
+Refused = Callable[[], None]

@@ -1,0 +1,117 @@
+"""Requests of the contract into commands of the machine: spans to milliseconds, fractions to thousandths.
+
+Nothing is clamped: what cannot be kept exactly as meant was refused by the wire's limits, or is refused here, by name.
+Not here: HTTP, answers (`reads.py`). Next to read: `core/commands.py`.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from hashlib import blake2b
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from horae import wire
+from horae_node import codec, ids
+from horae_node.core.commands import ClaimJobs, CompleteJob, FailJob, HeartbeatLease, ReleaseJob, SubmitJob
+from horae_node.core.model import JobSpec
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NULL = b"null"
+_decode_json = msgspec.json.Decoder().decode
+_encode_canonical = msgspec.json.Encoder(order="deterministic").encode
+
+
+def span_ms(seconds: float) -> int:
+    """A span in whole milliseconds, to the nearest."""
+    return round(seconds * 1000)
+
+
+def moment_ms(moment: datetime) -> int:
+    """A moment as ms since the Unix epoch; a finer part is dropped, as the contract's times have milliseconds."""
+    since = moment - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000
+
+
+def submit_command(request: wire.SubmitRequest, now_ms: int) -> SubmitJob:
+    """The command of a submit; an id is made from `now_ms` when the caller gave none."""
+    retry = request.retry
+    own_id = request.id
+    payload = bytes(request.payload)
+    spec = JobSpec(
+        own_id if own_id is not None else ids.uuid7(now_ms),
+        request.task,
+        request.queue,
+        payload,
+        request.priority,
+        request.max_attempts,
+        span_ms(retry.initial_seconds),
+        span_ms(retry.factor),
+        span_ms(retry.max_seconds),
+        span_ms(retry.jitter),
+        span_ms(request.lease_seconds),
+        span_ms(request.timeout_seconds),
+        request.max_lost,
+        None if request.expires_at is None else moment_ms(request.expires_at),
+        None if request.ttl_seconds is None else span_ms(request.ttl_seconds),
+        request.unique_key,
+        request.concurrency_key,
+        tuple(sorted(request.tags.items())),
+        span_ms(request.retention_seconds),
+        None,
+        None,
+    )
+    run_at_ms = None if request.run_at is None else moment_ms(request.run_at)
+    delay_ms = 0 if request.delay_seconds is None else span_ms(request.delay_seconds)
+    content = b"" if own_id is None else _content_hash(spec, payload, run_at_ms, delay_ms)
+    return SubmitJob(spec, run_at_ms, delay_ms, content)
+
+
+def _content_hash(spec: JobSpec, payload: bytes, run_at_ms: int | None, delay_ms: int) -> bytes:
+    """16 bytes that say what was submitted: white space and the order of keys in the payload do not count."""
+    canonical = payload if len(payload) <= 4 else _encode_canonical(_decode_json(payload))
+    return blake2b(codec.pack_value((canonical, *spec[:3], *spec[4:], run_at_ms, delay_ms)), digest_size=16).digest()
+
+
+def claim_command(request: wire.ClaimRequest) -> ClaimJobs:
+    queues = tuple(dict.fromkeys(request.queues))
+    lease_ms = None if request.lease_seconds is None else span_ms(request.lease_seconds)
+    return ClaimJobs(request.worker, queues, request.max_jobs, lease_ms, request.claim_id or "")
+
+
+def heartbeat_command(beat: wire.LeaseBeat) -> HeartbeatLease:
+    return HeartbeatLease(beat.job_id, beat.lease_token, _optional_bytes(beat.progress))
+
+
+def complete_command(job_id: str, token: int, result: Raw | UnsetType) -> CompleteJob:
+    text = _optional_bytes(result)
+    return CompleteJob(job_id, token, None if text == _NULL else text)
+
+
+def fail_command(
+    job_id: str, token: int, error: wire.ErrorBody, *, retry: bool, retry_in_seconds: float | None
+) -> FailJob:
+    retry_in_ms = None if retry_in_seconds is None else span_ms(retry_in_seconds)
+    return FailJob(job_id, token, error.type, error.message, error.traceback or "", retry, retry_in_ms)
+
+
+def release_command(job_id: str, token: int, delay_seconds: float, progress: Raw | UnsetType) -> ReleaseJob:
+    return ReleaseJob(job_id, token, span_ms(delay_seconds), _optional_bytes(progress))
+
+
+def ending_command(item: wire.EndingRequest) -> CompleteJob | FailJob | ReleaseJob:
+    """The command of one item of a bulk ending."""
+    if item.outcome == "complete":
+        return complete_command(item.job_id, item.lease_token, item.result)
+    if item.outcome == "release":
+        delay = 0.0 if isinstance(item.delay_seconds, UnsetType) else item.delay_seconds
+        return release_command(item.job_id, item.lease_token, delay, item.progress)
+    error = wire.ErrorBody() if isinstance(item.error, UnsetType) else item.error
+    retry = True if isinstance(item.retry, UnsetType) else item.retry
+    retry_in = None if isinstance(item.retry_in_seconds, UnsetType) else item.retry_in_seconds
+    return fail_command(item.job_id, item.lease_token, error, retry=retry, retry_in_seconds=retry_in)
+
+
+def _optional_bytes(value: Raw | UnsetType) -> bytes | None:
+    return None if value is UNSET else bytes(value)

@@ -1,0 +1,86 @@
+"""Entries survive the way to bytes and back, and what this build does not know stops it instead of being guessed."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+from horae_node import codec
+from horae_node.core.commands import (
+    ENTRY_VERSION,
+    TAGS,
+    AdvanceTime,
+    ClaimJobs,
+    Command,
+    CompleteJob,
+    FailJob,
+    Header,
+    HeartbeatLease,
+    OpenEpoch,
+    SubmitBatch,
+    SubmitJob,
+)
+from horae_node.errors import Fatal
+
+from tests.helpers.specs import job_spec
+
+HEADER = Header(ENTRY_VERSION, 3, 1_700_000_000_123, 42)
+COMMANDS: tuple[Command, ...] = (
+    OpenEpoch("n1", 2),
+    SubmitJob(job_spec(tags=(("a", "b"),), payload=b'{"n":1}'), None, 1500, b"x" * 16),
+    SubmitBatch((SubmitJob(job_spec(id="one"), 5, 0, b""), SubmitJob(job_spec(id="zwei €"), None, 0, b""))),
+    ClaimJobs("w", ("a", "b"), 10, None, "c1"),
+    HeartbeatLease("j", 7, b"{}"),
+    CompleteJob("j", 7, None),
+    FailJob("j", 7, "ValueError", "no", "", True, None),
+    AdvanceTime(100),
+)
+
+
+def entry_of(*commands: Command, header: Header = HEADER) -> bytes:
+    return codec.join_entry(header, [codec.pack_command(command) for command in commands])
+
+
+def test_an_entry_comes_back_as_it_was() -> None:
+    header, commands = codec.split_entry(entry_of(*COMMANDS))
+    assert header == HEADER
+    assert commands == COMMANDS
+    assert [type(command) for command in commands] == [type(command) for command in COMMANDS]
+    assert isinstance(commands[1], SubmitJob)
+    assert commands[1].spec._fields == job_spec()._fields
+
+
+def test_every_command_has_one_tag() -> None:
+    assert len(set(TAGS.values())) == len(TAGS)
+
+
+def test_many_commands_need_a_longer_array_prefix() -> None:
+    header, commands = codec.split_entry(entry_of(*[AdvanceTime(i) for i in range(70_000)]))
+    assert (header, len(commands), commands[-1]) == (HEADER, 70_000, AdvanceTime(69_999))
+
+
+def test_the_header_stays_within_its_bound() -> None:
+    widest = Header(2**31, 2**63, 2**63, 2**63)
+    assert len(codec.join_entry(widest, [])) <= codec.HEADER_BYTES_MAX
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        b"",
+        b"\xc1",
+        msgpack.packb([1, 2, 3]),
+        msgpack.packb([ENTRY_VERSION + 1, 0, 0, 0, []]),
+        msgpack.packb([ENTRY_VERSION, 0, 0, 0, [[99, 1]]]),
+        msgpack.packb([ENTRY_VERSION, 0, 0, 0, [[13]]]),
+        msgpack.packb([ENTRY_VERSION, 0, 0, 0, [[13, 1, 2]]]),
+        msgpack.packb([ENTRY_VERSION, 0, 0, 0, [[2, [1, 2], None, 0, b""]]]),
+    ],
+)
+def test_what_this_build_does_not_know_is_fatal(entry: bytes) -> None:
+    with pytest.raises(Fatal):
+        codec.split_entry(entry)
+
+
+def test_a_lone_surrogate_never_reaches_the_log() -> None:
+    with pytest.raises(ValueError, match="surrogates"):
+        codec.pack_command(SubmitJob(job_spec(task="\ud800"), None, 0, b""))

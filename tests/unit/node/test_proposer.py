@@ -1,0 +1,155 @@
+"""Commands that wait leave in one entry; each call gets its own outcomes; what is refused or unknown says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from horae_node import codec, proposer
+from horae_node.clock import ManualClock
+from horae_node.core.commands import ENTRY_VERSION, AdvanceTime, Command, CompleteJob, Header, Nothing
+from horae_node.core.results import Advanced, Done, EntryOutcome, Outcome, Rejected
+from horae_node.errors import NotApplied, OutcomeUnknown
+from horae_node.proposer import Plan, Proposer
+from horae_node.raft.port import SnapshotInfo
+
+from tests.helpers.fake_raft import FakeRaft
+
+
+class Echo:
+    """A state machine whose outcome names the command's number."""
+
+    applied_index = 1
+    durable_index = 1
+
+    def apply(self, index: int, entry: bytes) -> EntryOutcome:
+        self.applied_index = index
+        _, commands = codec.split_entry(entry)
+        return EntryOutcome(tuple(map(self.outcome, commands)), (), ())
+
+    def outcome(self, command: Command) -> Outcome:
+        return Advanced(command.limit, False) if isinstance(command, AdvanceTime) else Done(7)
+
+    async def take_snapshot(self, path: Path, term_of: Callable[[int], int]) -> SnapshotInfo:
+        raise AssertionError("not asked for")
+
+    def install_snapshot(self, snapshot: SnapshotInfo) -> None:
+        raise AssertionError("not asked for")
+
+
+class Stale(Echo):
+    def outcome(self, command: Command) -> Outcome:
+        return Rejected("stale_epoch", "epoch 2 has begun")
+
+
+class PlainSession:
+    """Leads, adds nothing."""
+
+    open = True
+
+    def header(self) -> Header:
+        return Header(ENTRY_VERSION, 1, 0, 0)
+
+    def plan(self, header: Header, due_now: dict[str, int]) -> Plan:
+        return Plan([], [])
+
+
+def make(machine: Echo | None = None, *, hold: bool = False) -> tuple[Proposer, FakeRaft, PlainSession]:
+    raft = FakeRaft(machine or Echo(), hold=hold)
+    made = Proposer(raft, ManualClock(), lambda span_ms: None)
+    session = PlainSession()
+    made.attach(session)
+    return made, raft, session
+
+
+def numbers(entry: bytes) -> list[int]:
+    return [command.limit for command in codec.split_entry(entry)[1] if isinstance(command, AdvanceTime)]
+
+
+async def test_what_waits_leaves_in_one_entry_and_each_call_gets_its_own() -> None:
+    made, raft, _ = make()
+    calls = [made.run([AdvanceTime(10 * i), AdvanceTime(10 * i + 1)]) for i in range(5)]
+    results = await asyncio.gather(*calls)
+    assert len(raft.entries) == 1
+    assert results == [[Advanced(10 * i, False), Advanced(10 * i + 1, False)] for i in range(5)]
+
+
+async def test_entries_in_flight_are_bounded_and_what_comes_meanwhile_gathers() -> None:
+    made, raft, _ = make(hold=True)
+    calls: list[asyncio.Task[Outcome]] = []
+    for i in range(6):
+        calls.append(asyncio.create_task(made.run_one(AdvanceTime(i))))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert len(raft.entries) == proposer.IN_FLIGHT_MAX
+    raft.hold = False
+    raft.commit_all()
+    assert await asyncio.gather(*calls) == [Advanced(i, False) for i in range(6)]
+    assert len(raft.entries) == proposer.IN_FLIGHT_MAX + 1
+    assert numbers(raft.entries[-1]) == list(range(proposer.IN_FLIGHT_MAX, 6))
+
+
+async def test_a_large_call_is_cut_and_its_outcomes_stay_in_order() -> None:
+    made, raft, _ = make()
+    text = b"x" * 200_000
+    commands: list[Command] = [CompleteJob("j", 1, text) for _ in range(12)]
+    results = await made.run([*commands, AdvanceTime(99)])
+    assert results == [Done(7)] * 12 + [Advanced(99, False)]
+    assert all(len(entry) <= 1 << 20 for entry in raft.entries)
+    assert len(raft.entries) > 2
+
+
+async def test_loss_of_leadership_is_unknown_for_what_left_and_definite_for_what_did_not() -> None:
+    made, raft, session = make(hold=True)
+    left = [asyncio.create_task(made.run_one(AdvanceTime(i))) for i in range(2)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    blocked = [asyncio.create_task(made.run_one(Nothing())) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert len(raft.entries) == 1
+    session.open = False
+    made.fail_queued(NotApplied("no_leader", "gone"))
+    raft.lose_leadership()
+    ends = await asyncio.gather(*left, *blocked, return_exceptions=True)
+    assert [type(end) for end in ends] == [OutcomeUnknown] * 2 + [NotApplied] * 3
+    with pytest.raises(NotApplied):
+        await made.run_one(Nothing())
+
+
+async def test_an_entry_of_a_past_epoch_is_definitely_not_applied() -> None:
+    made, _, _ = make(Stale())
+    with pytest.raises(NotApplied) as caught:
+        await made.run_one(Nothing())
+    assert caught.value.code == "no_leader"
+
+
+async def test_a_caller_that_hung_up_disturbs_nobody_in_its_entry() -> None:
+    made, raft, _ = make(hold=True)
+    gone = asyncio.create_task(made.run_one(AdvanceTime(1)))
+    stays = asyncio.create_task(made.run_one(AdvanceTime(2)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.sleep(0)
+    raft.commit_all()
+    assert await stays == Advanced(2, False)
+    assert gone.cancelled()
+
+
+async def test_submits_are_turned_away_before_endings() -> None:
+    made, raft, _ = make(hold=True)
+    waiting = [asyncio.create_task(made.run([Nothing()] * 10_000)) for _ in range(3)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    waiting += [asyncio.create_task(made.run([Nothing()] * 12_000)) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(NotApplied) as caught:
+        made.require_room(ending=False)
+    assert (caught.value.code, caught.value.retry_after_ms) == ("rate_limited", proposer.RETRY_AFTER_MS)
+    made.require_room(ending=True)
+    raft.hold = False
+    raft.commit_all()
+    await asyncio.gather(*waiting)
+    made.require_room(ending=False)
