@@ -93,7 +93,7 @@ class _NoGarbage(logging.Filter):
     """Bytes that are no HTTP are the sender's trouble: answered with 400, no line and no traceback in our log."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError))
 
 
 def _protocol_log() -> logging.Logger:

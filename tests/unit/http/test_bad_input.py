@@ -1,0 +1,308 @@
+"""Bad input of every kind is refused at the edge, by name, and never reaches the service."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from typing import Any
+
+import msgspec
+import pytest
+from tests.unit.http.conftest import Node
+
+from horae import wire
+
+PACKED = "application/msgpack"
+
+
+@pytest.mark.parametrize(
+    ("changes", "pointer"),
+    [
+        ({"task": None}, "/task"),
+        ({"task": ""}, "/task"),
+        ({"task": "t" * 201}, "/task"),
+        ({"task": 5}, "/task"),
+        ({"queue": "a/b"}, "/queue"),
+        ({"queue": "a\u0000b"}, "/queue"),
+        ({"queue": "a\n"}, "/queue"),
+        ({"queue": ""}, "/queue"),
+        ({"queue": "q" * 101}, "/queue"),
+        ({"queue": "schön"}, "/queue"),
+        ({"queue": None}, "/queue"),
+        ({"id": ""}, "/id"),
+        ({"id": "."}, "/id"),
+        ({"id": ".."}, "/id"),
+        ({"id": "a\n"}, "/id"),
+        ({"id": "a\u0000"}, "/id"),
+        ({"id": "i" * 201}, "/id"),
+        ({"run_at": "2026-11-29T12:00:00"}, "/run_at"),
+        ({"run_at": "2026-11-29 noon"}, "/run_at"),
+        ({"run_at": "2026-02-30T12:00:00Z"}, "/run_at"),
+        ({"run_at": 1_700_000_000}, "/run_at"),
+        ({"run_at": "1969-12-31T23:59:59Z"}, "/run_at"),
+        ({"run_at": "9999-12-31T23:59:59-01:00"}, "/run_at"),
+        ({"run_at": "0001-01-01T00:00:00+14:00"}, "/run_at"),
+        ({"expires_at": "1969-12-31T23:59:59Z"}, "/expires_at"),
+        ({"run_at": "2026-11-29T12:00:00Z", "delay_seconds": 1}, "/delay_seconds"),
+        ({"expires_at": "2026-11-29T12:00:00Z", "ttl_seconds": 1}, "/ttl_seconds"),
+        ({"delay_seconds": -0.001}, "/delay_seconds"),
+        ({"delay_seconds": 1e300}, "/delay_seconds"),
+        ({"delay_seconds": "5"}, "/delay_seconds"),
+        ({"delay_seconds": 10**400}, "/delay_seconds"),
+        ({"delay_seconds": True}, "/delay_seconds"),
+        ({"priority": 101}, "/priority"),
+        ({"priority": -101}, "/priority"),
+        ({"priority": 1.5}, "/priority"),
+        ({"priority": True}, "/priority"),
+        ({"priority": 2**64}, "/priority"),
+        ({"max_attempts": 0}, "/max_attempts"),
+        ({"max_attempts": 101}, "/max_attempts"),
+        ({"max_lost": -1}, "/max_lost"),
+        ({"retry": {"factor": 0.5}}, "/retry/factor"),
+        ({"retry": {"jitter": 2}}, "/retry/jitter"),
+        ({"retry": {"initial_secs": 2}}, "/retry/initial_secs"),
+        ({"retry": []}, "/retry"),
+        ({"lease_seconds": 0.5}, "/lease_seconds"),
+        ({"timeout_seconds": 0}, "/timeout_seconds"),
+        ({"ttl_seconds": -1}, "/ttl_seconds"),
+        ({"retention_seconds": 1e12}, "/retention_seconds"),
+        ({"unique_key": ""}, "/unique_key"),
+        ({"concurrency_key": "k"}, "/concurrency_key"),
+        ({"tags": {f"k{n}": "v" for n in range(17)}}, "/tags"),
+        ({"tags": {"k": 1}}, "/tags"),
+        ({"tags": {"k" * 101: "v"}}, "/tags"),
+        ({"tags": {"a:b": "v"}}, "/tags"),
+        ({"tags": {"": "v"}}, "/tags"),
+        ({"tags": {"k": "v" * 201}}, "/tags"),
+        ({"tags": {"k": "a\u0000"}}, "/tags"),
+        ({"tags": ["k"]}, "/tags"),
+        ({"Queue": "a"}, "/Queue"),
+        ({"a/b~c": 1}, "/a~1b~0c"),
+    ],
+)
+async def test_a_wrong_field_is_named(node: Node, changes: dict[str, Any], pointer: str) -> None:
+    got = await node.send("POST", "/v1/jobs", {"task": "t"} | changes)
+    assert (got.status, got.json["code"], got.pointers) == (422, "invalid", [pointer])
+    assert got.headers["Content-Type"] == "application/problem+json"
+    assert got.json["type"] == "urn:horae:problem:invalid"
+    assert not node.service.calls
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b'{"task":"t",}',
+        b'{"task":"t"} x',
+        b"\xef\xbb\xbf{}",
+        b'{"task":"\xff"}',
+        b'{"task":"t","payload":"\xff"}',
+        b'{"task":"t","payload":"\xed\xa0\x80"}',
+        b'{"task":"\\ud800"}',
+        b'{"task":"t","payload":"\\ud800"}',
+        b'{"task":"t","payload":"\\udc00\\ud800 and more"}',
+        b'{"task":"t","payload":{"a":01}}',
+        b'{"task":"t","payload":NaN}',
+        b'{"task":"t","delay_seconds":NaN}',
+        b'{"task":"t","payload":"a\nb"}',
+        b"{'task':'t'}",
+        b"[" * 100_000,
+        b'{"task":"t","payload":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+)
+async def test_a_body_that_is_no_json_is_malformed(node: Node, body: bytes) -> None:
+    got = await node.send("POST", "/v1/jobs", body)
+    assert got.status in (400, 422)
+    assert got.json["code"] == ("malformed" if got.status == 400 else "invalid")
+    assert not node.service.calls
+
+
+@pytest.mark.parametrize("body", [b"[]", b"5", b"null", b'"x"', b"true"])
+async def test_a_body_that_is_no_object_is_invalid(node: Node, body: bytes) -> None:
+    got = await node.send("POST", "/v1/jobs", body)
+    assert (got.status, got.pointers) == (422, [""])
+
+
+@pytest.mark.parametrize(
+    ("payload", "status", "code"),
+    [
+        (b"9223372036854775808", 201, None),
+        (b"18446744073709551615", 201, None),
+        (b"18446744073709551616", 422, "invalid"),
+        (b"-9223372036854775809", 422, "invalid"),
+        (b"9" * 5000, 422, "invalid"),
+        (b"[1e999]", 422, "invalid"),
+        (b'"\\u0000"', 201, None),
+        (b"[" * 100 + b"]" * 100, 201, None),
+        (b"[" * 101 + b"]" * 101, 422, "invalid"),
+        (b'{"a":' * 100 + b"[]" + b"}" * 100, 422, "invalid"),
+        (b"[" + b'"[{[{[{",' * 200 + b"0]", 201, None),
+        (b"[" + b"[],{}," * 200 + b"0]", 201, None),
+        (b'"' + b"x" * (wire.PAYLOAD_BYTES_MAX - 2) + b'"', 201, None),
+        (b'"' + b"x" * (wire.PAYLOAD_BYTES_MAX - 1) + b'"', 413, "too_large"),
+        (b"[" + b" " * wire.PAYLOAD_BYTES_MAX + b"]", 201, None),
+    ],
+)
+async def test_the_bounds_of_a_payload(node: Node, payload: bytes, status: int, code: str | None) -> None:
+    got = await node.send("POST", "/v1/jobs", b'{"task":"t","payload":' + payload + b"}")
+    assert got.status == status
+    assert got.json.get("code") == code
+    assert bool(node.service.calls) == (status == 201)
+    if code is not None:
+        assert got.pointers == ["/payload"]
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [
+        (msgspec.msgpack.encode({"task": "t", "delay_seconds": float("nan")}), "/delay_seconds"),
+        (msgspec.msgpack.encode({"task": "t", "delay_seconds": float("inf")}), "/delay_seconds"),
+        (msgspec.msgpack.encode({"task": "t", "delay_seconds": float("-inf")}), "/delay_seconds"),
+        (msgspec.msgpack.encode({"task": b"t"}), "/task"),
+        (msgspec.msgpack.encode({"task": "t", "payload": float("nan")}), "/payload"),
+        (msgspec.msgpack.encode({"task": "t", "payload": [float("inf")]}), "/payload"),
+        (msgspec.msgpack.encode({"task": "t", "payload": b"\xff"}), "/payload"),
+        (msgspec.msgpack.encode({"task": "t", "payload": {1: 2}}), "/payload"),
+        (msgspec.msgpack.encode({"task": "t", "payload": {None: 2}}), "/payload"),
+        (msgspec.msgpack.encode({"task": "t", "payload": msgspec.msgpack.Ext(4, b"a")}), "/payload"),
+        (b"\x82\xa4task\xa1t\xa7payload\xd6\xff\x00\x00\x00\x01", "/payload"),
+        (b"\x82\xa4task\xa1t\xa7payload\x81\x91\x01\x02", "/payload"),
+        (b"\x82\xa4task\xa1t\xa7payload" + b"\x91" * 101 + b"\x01", "/payload"),
+        (b"\x81\x01\x02", ""),
+    ],
+)
+async def test_messagepack_that_json_cannot_say_is_invalid(node: Node, body: bytes, pointer: str) -> None:
+    got = await node.send("POST", "/v1/jobs", body, Content_Type=PACKED)
+    assert got.headers["Content-Type"] == "application/problem+json"
+    assert (got.status, got.json["code"], got.pointers) == (422, "invalid", [pointer])
+    assert not node.service.calls
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xc1",
+        b"\x81",
+        b"\x81\xa4task\xa3\xed\xa0\x80",
+        b"\x82\xa4task\xa1t\xa7payload\xa3\xed\xa0\x80",
+        b"\x82\xa4task\xa1t\xa7payload\xa1\xff",
+        b"\x82\xa4task\xa1t\xa7payload\x81\x81\x01\x02\x03",
+        b"\x82\xa4task\xa1t\xa7payload\xdd\xff\xff\xff\xff",
+        b"\x82\xa4task\xa1t\xa7payload" + b"\x91" * 100_000 + b"\x01",
+    ],
+)
+async def test_messagepack_that_is_none_is_malformed(node: Node, body: bytes) -> None:
+    got = await node.send("POST", "/v1/jobs", body, Content_Type=PACKED)
+    assert (got.status, got.json["code"]) == (400, "malformed")
+    assert not node.service.calls
+
+
+async def test_the_largest_integers_of_messagepack_are_kept(node: Node) -> None:
+    payload = [2**64 - 1, -(2**63), 1.5, -0.0]
+    body = msgspec.msgpack.encode({"task": "t", "payload": payload})
+    got = await node.send("POST", "/v1/jobs", body, Content_Type=PACKED)
+    assert msgspec.msgpack.decode(got.body)["payload"] == payload
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "application/json; charset=utf-16"],
+)
+async def test_another_kind_of_body_is_415(node: Node, kind: str) -> None:
+    got = await node.send("POST", "/v1/jobs", b'{"task":"t"}', Content_Type=kind)
+    assert (got.status, got.json["code"]) == (415, "unsupported_media_type")
+    assert not node.service.calls
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=UTF-8", "APPLICATION/JSON", "application/vnd.x+json"])
+async def test_json_goes_by_several_names(node: Node, kind: str) -> None:
+    assert (await node.send("POST", "/v1/jobs", b'{"task":"t"}', Content_Type=kind)).status == 201
+
+
+async def test_a_body_without_a_type_is_json(node: Node) -> None:
+    answer = await _raw(node, b"POST /v1/jobs HTTP/1.1\r\nHost: a\r\nContent-Length: 12\r\n\r\n" + b'{"task":"t"}')
+    assert answer.startswith(b"HTTP/1.1 201 Created\r\n")
+
+
+async def test_a_body_over_the_limit_is_413_before_it_is_read(node: Node) -> None:
+    head = b"POST /v1/jobs HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n"
+    answer = await _raw(node, head % (wire.BODY_BYTES_MAX + 1))
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b'"code":"too_large"' in answer
+
+
+async def test_a_body_that_grows_over_the_limit_is_413(node: Node) -> None:
+    bomb = zlib.compress(b" " * (wire.BODY_BYTES_MAX + 1))
+    got = await node.send("POST", "/v1/jobs", bomb, Content_Encoding="deflate")
+    assert (got.status, got.json["code"]) == (413, "too_large")
+
+
+async def test_who_expects_100_gets_it(node: Node) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", node.running.port)
+    writer.write(b"POST /v1/jobs HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 12\r\n\r\n")
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(b'{"task":"t"}')
+    assert (await reader.readline()) == b"HTTP/1.1 201 Created\r\n"
+    writer.close()
+
+
+async def test_a_body_that_breaks_its_own_framing_is_400(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    for start, rest in [
+        (b"Content-Encoding: deflate\r\nContent-Length: 12\r\n", b'{"task":"t"}'),
+        (b"Transfer-Encoding: chunked\r\n", b"zz\r\n"),
+    ]:
+        answer = await _raw(node, b"POST /v1/jobs HTTP/1.1\r\nHost: a\r\n" + start + b"\r\n" + rest)
+        assert answer[8:13] == b" 400 ", start
+    assert not node.service.calls
+    assert not caplog.records
+
+
+async def test_garbage_is_400_and_leaves_no_line_in_the_log(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    assert (await _raw(node, b"\x16\x03\x01\x00nonsense\r\n\r\n")).startswith(b"HTTP/1.0 400 ")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nothing", 404, "not_found"),
+        ("GET", "/v1/jobs/", 404, "not_found"),
+        ("GET", "/v1/jobs/a/b", 404, "not_found"),
+        ("GET", "/v1/jobs/a/cancel/b/c/d", 404, "not_found"),
+        ("GET", "/v1/jobs/none", 404, "not_found"),
+        ("GET", "/v1/jobs/" + "x" * 201, 404, "not_found"),
+        ("GET", "/v1/jobs/a%00b", 404, "not_found"),
+        ("GET", "/v1/jobs/a%0A", 404, "not_found"),
+        ("GET", "/v1/jobs/%FF", 400, "malformed"),
+        ("GET", "/v1/jobs/%ED%A0%80", 400, "malformed"),
+        ("PUT", "/v1/jobs", 405, "method_not_allowed"),
+        ("POST", "/v1/jobs/a", 405, "method_not_allowed"),
+        ("GET", "/v1/claims", 405, "method_not_allowed"),
+        ("GET", "/v1/jobs/a/cancel", 405, "method_not_allowed"),
+        ("OPTIONS", "/v1/jobs", 405, "method_not_allowed"),
+    ],
+)
+async def test_a_wrong_address_is_a_problem_too(node: Node, method: str, path: str, status: int, code: str) -> None:
+    got = await node.send(method, path)
+    assert (got.status, got.json["code"]) == (status, code)
+    assert got.headers["Content-Type"] == "application/problem+json"
+    assert "Horae-Node" in got.headers
+
+
+async def test_405_says_what_is_allowed(node: Node) -> None:
+    assert (await node.send("PUT", "/v1/jobs")).headers["Allow"] == "GET, POST"
+    assert (await node.send("DELETE", "/v1/jobs/batch")).status == 404  # a job of that name
+    assert (await node.send("PUT", "/v1/jobs/batch")).headers["Allow"] == "DELETE, GET, POST"
+
+
+async def _raw(node: Node, sent: bytes) -> bytes:
+    """What the server answers to these very bytes, up to the end of one answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", node.running.port)
+    writer.write(sent)
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = next((int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")), 0)
+    body = await reader.readexactly(length)
+    writer.close()
+    return head + body

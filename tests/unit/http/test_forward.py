@@ -1,0 +1,205 @@
+"""Any node answers any request: what a node does that does not lead, and what it says when nobody does."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from tests.helpers.fake_service import FakeService, job_view
+from tests.unit.http.conftest import Node, StartNode
+
+from horae_node.errors import NotApplied, OutcomeUnknown
+
+CLAIM = {"worker": "w", "queues": ["default"]}
+
+
+@pytest.fixture
+async def leader(start_node: StartNode) -> Node:
+    return await start_node(FakeService("leader"))
+
+
+@pytest.fixture
+async def follower(start_node: StartNode, leader: Node) -> Node:
+    return await start_node(FakeService("follower", leads=False, leader_url=leader.url))
+
+
+class Rude:
+    """A leader that reads a request and hangs up, then does so no more: it hands on to `then`, or stays rude."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.on_request: list[object] = []
+        self.url = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        self.requests += 1
+        for act in self.on_request:
+            act()  # type: ignore[operator]
+        writer.close()
+
+
+@pytest.fixture
+async def rude() -> AsyncIterator[Rude]:
+    rude = Rude()
+    server = await asyncio.start_server(rude.serve, "127.0.0.1", 0)
+    rude.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    yield rude
+    server.close()
+
+
+def _free_url() -> str:
+    """An address that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+async def test_a_follower_hands_on_the_whole_request(leader: Node, follower: Node) -> None:
+    got = await follower.send("POST", "/v1/jobs", {"task": "t", "id": "a/b", "payload": [1]})
+    assert got.status == 201
+    assert got.json["payload"] == [1]
+    assert got.headers["Location"] == "/v1/jobs/a%2Fb"
+    assert got.headers["Horae-Node"] == "follower"
+    assert got.headers["Horae-Leader"] == leader.url
+    assert got.headers.getall("Horae-Node") == ["follower"]
+    read = await follower.send("GET", "/v1/jobs/a%2Fb?wait_seconds=1")
+    assert leader.service.last() == ("a/b", 1000, False)
+    assert read.json["id"] == "a/b"
+    assert not follower.service.calls
+
+
+async def test_messagepack_and_problems_pass_as_they_are(leader: Node, follower: Node) -> None:
+    body = msgspec.msgpack.encode({"task": "t", "payload": [1]})
+    got = await follower.send("POST", "/v1/jobs", body, Content_Type="application/msgpack")
+    assert got.headers["Content-Type"] == "application/msgpack"
+    assert msgspec.msgpack.decode(got.body)["payload"] == [1]
+    got = await follower.send("POST", "/v1/jobs", {"tusk": "t"})
+    assert (got.status, got.headers["Content-Type"], got.pointers) == (422, "application/problem+json", ["/tusk"])
+    leader.service.failures = [NotApplied("rate_limited", "too much", retry_after_ms=2500)]
+    got = await follower.send("POST", "/v1/jobs", {"task": "t"})
+    assert (got.status, got.headers["Retry-After"]) == (429, "3")
+    deleted = await follower.send("DELETE", "/v1/jobs/none")
+    assert deleted.json["code"] == "not_found"
+
+
+async def test_a_local_reading_stays_here(follower: Node, leader: Node) -> None:
+    follower.service.stored["j"] = job_view("j")
+    assert (await follower.send("GET", "/v1/jobs/j?consistency=local")).status == 200
+    assert (await follower.send("GET", "/v1/jobs?consistency=local")).status == 200
+    assert (await follower.send("GET", "/v1/cluster?consistency=local")).json["node"] == "follower"
+    assert (await follower.send("GET", "/v1/cluster")).json["node"] == "leader"
+    assert (await follower.send("GET", "/healthz")).status == 200
+    assert leader.service.names() == ["cluster"]
+
+
+async def test_without_a_leader_a_node_waits_and_says_so(start_node: StartNode) -> None:
+    node = await start_node(FakeService(leads=False, leader_url=None))
+    got = await node.send("POST", "/v1/jobs", {"task": "t"})
+    assert (got.status, got.json["code"]) == (503, "no_leader")
+    assert got.headers["Retry-After"] == "1"
+    assert "Horae-Leader" not in got.headers
+    assert node.service.waits == [2000]
+
+
+async def test_a_request_is_handed_on_once(start_node: StartNode, leader: Node) -> None:
+    service = FakeService(leads=False, leader_url=leader.url)
+    node = await start_node(service)
+    service.waits.clear()
+    got = await node.send("POST", "/v1/jobs", {"task": "t"}, Horae_Passed_On_By="other")
+    assert (got.status, got.json["code"]) == (503, "no_leader")
+    assert not leader.service.calls
+
+
+async def test_a_leader_that_refuses_the_connection_is_waited_past(start_node: StartNode, leader: Node) -> None:
+    class Learns(FakeService):
+        async def wait_for_leader(self, timeout_ms: int) -> str | None:
+            if self.waits:
+                self.url = leader.url
+            return await super().wait_for_leader(timeout_ms)
+
+    node = await start_node(Learns(leads=False, leader_url=_free_url()))
+    got = await node.send("POST", "/v1/jobs", {"task": "t"})
+    assert got.status == 201
+    assert leader.service.names() == ["submit"]
+
+
+async def test_a_node_that_comes_to_lead_meanwhile_serves(start_node: StartNode) -> None:
+    class Elected(FakeService):
+        async def wait_for_leader(self, timeout_ms: int) -> str | None:
+            self.leads = True
+            return await super().wait_for_leader(timeout_ms)
+
+    node = await start_node(Elected(leads=False, leader_url=None))
+    assert (await node.send("POST", "/v1/jobs", {"task": "t"})).status == 201
+
+
+async def test_a_leader_that_is_deposed_hands_on(start_node: StartNode, leader: Node) -> None:
+    class Deposed(FakeService):
+        async def _enter(self, name: str, argument: object) -> None:
+            self.leads, self.url = False, leader.url
+            raise NotApplied("no_leader", "deposed")
+
+    node = await start_node(Deposed())
+    assert (await node.send("POST", "/v1/jobs", {"task": "t", "id": "j"})).status == 201
+    assert leader.service.names() == ["submit"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/jobs", {"task": "t"}),
+        ("/v1/jobs/batch", {"jobs": [{"task": "t", "id": "a"}, {"task": "t"}]}),
+        ("/v1/jobs/j/cancel", None),
+        ("/v1/jobs/j/requeue", {}),
+        ("/v1/claims", CLAIM),
+    ],
+)
+async def test_a_write_that_broke_is_unknown(start_node: StartNode, rude: Rude, path: str, body: object) -> None:
+    node = await start_node(FakeService(leads=False, leader_url=rude.url))
+    got = await node.send("POST", path, body)
+    assert (got.status, got.json["code"]) == (504, "outcome_unknown")
+    assert rude.requests == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/jobs", {"task": "t", "id": "j"}),
+        ("POST", "/v1/jobs/batch", {"jobs": [{"task": "t", "id": "j"}]}),
+        ("POST", "/v1/claims", CLAIM | {"claim_id": "c"}),
+        ("POST", "/v1/jobs/j/complete", {"lease_token": 1}),
+        ("POST", "/v1/leases/heartbeat", {"worker": "w", "leases": [{"job_id": "j", "lease_token": 1}]}),
+        ("GET", "/v1/jobs/j", None),
+        ("POST", "/v1/jobs", {"tusk": "t"}),
+    ],
+)
+async def test_what_may_be_repeated_is(
+    start_node: StartNode, leader: Node, rude: Rude, method: str, path: str, body: object
+) -> None:
+    leader.service.stored["j"] = job_view("j")
+    service = FakeService(leads=False, leader_url=rude.url)
+    node = await start_node(service)
+    rude.on_request = [lambda: setattr(service, "url", leader.url)]
+    got = await node.send(method, path, body)
+    assert got.status == (422 if body == {"tusk": "t"} else 200)
+    assert rude.requests >= 1
+
+
+async def test_an_unknown_outcome_of_the_leader_is_said(leader: Node, follower: Node) -> None:
+    leader.service.failures = [OutcomeUnknown("lost the lead")]
+    got = await follower.send("POST", "/v1/jobs", {"task": "t", "id": "j"})
+    assert (got.status, got.json["code"]) == (504, "outcome_unknown")
+
+
+async def test_a_caller_that_hangs_up_on_a_follower_cancels_at_the_leader(leader: Node, follower: Node) -> None:
+    leader.service.gate = asyncio.Event()
+    _, writer = await asyncio.open_connection("127.0.0.1", follower.running.port)
+    body = msgspec.json.encode(CLAIM)
+    writer.write(b"POST /v1/claims HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    await leader.service.entered.wait()
+    writer.close()
+    await asyncio.wait_for(leader.service.cancelled.wait(), 10)
