@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from tests.unit.raft.parts import Cluster, ListMachine, post
 
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.raft.local import LocalRaft
 from horae_node.raft.port import LogLimits, Raft
 from horae_storage.memory_log import MemoryRaftLog
-from tests.unit.raft.parts import Cluster, ListMachine, post
 
 
 @pytest.fixture(params=["memory", "tcp"])
@@ -127,15 +127,15 @@ async def test_a_proposal_that_waits_at_stop_is_unknown(cluster: Cluster) -> Non
 # ---------------------------------------------------------------- one node
 
 
-async def open_local(directory: Path, log: MemoryRaftLog, machine: ListMachine, **more: LogLimits) -> Raft:
-    raft = LocalRaft(own_id="n1", raft_log=log, machine=machine, snapshot_directory=directory, **more)
+async def open_local(log: MemoryRaftLog, machine: ListMachine, limits: LogLimits | None = None) -> Raft:
+    raft = LocalRaft("n1", log, machine, limits=limits)
     await raft.start()
     return raft
 
 
-async def test_one_node_applies_in_order_once_it_is_durable(tmp_path: Path) -> None:
+async def test_one_node_applies_in_order_once_it_is_durable() -> None:
     log, machine = MemoryRaftLog(), ListMachine()
-    raft = await open_local(tmp_path, log, machine)
+    raft = await open_local(log, machine)
     futures = [raft.propose(entry) for entry in numbered(3)]
     await wait_until(lambda: log.sealed > 1)
     assert machine.entries == []
@@ -146,23 +146,23 @@ async def test_one_node_applies_in_order_once_it_is_durable(tmp_path: Path) -> N
     await raft.stop()
 
 
-async def test_one_node_restarts_from_disk(tmp_path: Path) -> None:
+async def test_one_node_restarts_from_disk() -> None:
     log, machine = MemoryRaftLog(post), ListMachine()
-    raft = await open_local(tmp_path, log, machine)
+    raft = await open_local(log, machine)
     await asyncio.gather(*[raft.propose(entry) for entry in numbered(10)])
     term = raft.term
     await raft.stop()
     machine = machine.crash()
-    raft = await open_local(tmp_path, log.crash(), machine)
+    raft = await open_local(log.crash(), machine)
     await raft.propose(b"after")
     assert machine.entries == [*numbered(10), b"after"]
     assert raft.term > term
     await raft.stop()
 
 
-async def test_one_node_cuts_its_log_below_the_durable_state(tmp_path: Path) -> None:
+async def test_one_node_cuts_its_log_below_the_durable_state() -> None:
     log, machine = MemoryRaftLog(post), ListMachine()
-    raft = await open_local(tmp_path, log, machine, limits=LogLimits(tail_entries=10))
+    raft = await open_local(log, machine, limits=LogLimits(tail_entries=10))
     await asyncio.gather(*[raft.propose(entry) for entry in numbered(50)])
     assert raft.status().first_index == 1
     machine.commit()
@@ -174,5 +174,5 @@ async def test_one_node_cuts_its_log_below_the_durable_state(tmp_path: Path) -> 
 async def wait_until(condition: Callable[[], bool], deadline_s: float = 10) -> None:
     """Until a condition holds that no signal tells of: looked at in each pass of the loop."""
     async with asyncio.timeout(deadline_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 (one pass, no time)
             await asyncio.sleep(0)

@@ -13,7 +13,7 @@ from horae_node.raft.snapshots import InstallNote
 from horae_storage.log_port import LogState, RaftLog
 
 
-def open_journal(log: RaftLog, machine: StateMachine, note: InstallNote) -> tuple[Journal, LogState]:
+def open_journal(log: RaftLog, machine: StateMachine, note: InstallNote | None = None) -> tuple[Journal, LogState]:
     """Load the log, finish an interrupted install, and check that state and log fit.
 
     Raises: `ConfigError` when they do not (a log or a state of another time was put in place); `Corrupt`.
@@ -21,12 +21,12 @@ def open_journal(log: RaftLog, machine: StateMachine, note: InstallNote) -> tupl
     state = log.load()
     journal = Journal(log, state)
     applied = machine.applied_index
-    installing = note.read()
+    installing = note.read() if note is not None else None
     if installing is not None and installing[0] <= applied:
         _finish_install(journal, state, *installing)
     elif not state.entries and applied == ROOT_INDEX:
         journal.add(ENTRY_NOOP, ROOT_INDEX, 0)  # a new node: the library's first entry, the same on all
-    if installing is None or installing[0] > applied:
+    if note is not None and (installing is None or installing[0] > applied):
         note.remove()  # nothing was replaced yet: the leader sends again
     if not len(journal) or not journal.first_index <= applied <= journal.last_index:
         raise ConfigError(_misfit(journal, applied))

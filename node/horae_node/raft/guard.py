@@ -27,10 +27,11 @@ from typing import Final
 from horae_node.clock import Clock
 from horae_node.errors import Fatal
 from horae_node.logs import get_log
-from horae_node.raft.port import RaftTiming, SnapshotInfo
+from horae_node.raft.port import SnapshotInfo, Timing
 from horae_node.raft.pysyncobj_core import CANDIDATE, FOLLOWER, LEADER, Core, Message, Peer
 from horae_node.raft.pysyncobj_journal import Journal
 from horae_node.raft.snapshots import Intake, Shelf
+from horae_storage.log_port import LogEntry
 
 WINDOW_BYTES: Final = 8 << 20
 """In flight to one peer: four full batches, enough to keep a disk busy, little enough to forget on a break."""
@@ -146,7 +147,7 @@ class Guard:
         shelf: Shelf,
         intake: Intake,
         clock: Clock,
-        timing: RaftTiming,
+        timing: Timing,
         commit_known: int,
         send: Callable[[str, Message], None],
         disconnect: Callable[[str, str], None],
@@ -177,6 +178,7 @@ class Guard:
         self._pre_votes: set[Peer] = set()
         self._pre_vote_won = False
         self._voters: tuple[int, set[Peer]] = (0, set())
+        self._sent: list[LogEntry] = []
         self._ticked_at: float | None = None
         self._disk_seen = (0, 0.0)
         self._handlers: dict[str, Callable[[Link, Message], None]] = {
@@ -496,7 +498,8 @@ class Guard:
             raise Fatal("an entry as large as a batch got into the log")  # 15
         message["seq"] = link.seq = link.seq + 1
         if "prevLogIdx" in message:
-            size = sum(len(entry[0]) for entry in message["entries"])
+            message["entries"] = self._shared(message["entries"])
+            size = sum([len(entry[0]) for entry in message["entries"]])
         elif message["serialized"] is None:
             size = 0
             self._mute(link)  # 10: the loop would send this again and again for a whole period
@@ -515,6 +518,14 @@ class Guard:
                 self._mute(link)  # 16
         link.beat_at = self._clock.monotonic() + self._heartbeat
         self._send(link, message)
+
+    def _shared(self, entries: list[LogEntry]) -> list[LogEntry]:
+        """One list for all peers that are sent the same entries: the transport packs it once."""
+        sent = self._sent
+        if entries and sent and len(entries) == len(sent) and entries[0] is sent[0] and entries[-1] is sent[-1]:
+            return sent
+        self._sent = entries
+        return entries
 
     def _in_answer(self, link: Link, message: Message) -> None:
         core = self._core

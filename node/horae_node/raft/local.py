@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 from horae_node.errors import NotApplied, OutcomeUnknown
@@ -17,14 +16,13 @@ from horae_node.logs import get_log
 from horae_node.raft import boot
 from horae_node.raft.port import ENTRY_BYTES_MAX, LogLimits, RaftStatus, StateMachine
 from horae_node.raft.pysyncobj_journal import ENTRY_NOOP, ENTRY_REGULAR, Journal
-from horae_node.raft.snapshots import InstallNote
 from horae_storage.errors import StorageFull
 from horae_storage.log_port import RaftLog
 
 APPLY_ENTRIES: Final = 64
 """Applied before the loop gets its turn again."""
 
-log = get_log("raft")
+_events = get_log("raft")
 
 
 class LocalRaft:
@@ -32,18 +30,15 @@ class LocalRaft:
 
     def __init__(
         self,
-        *,
         own_id: str,
-        raft_log: RaftLog,
+        log: RaftLog,
         machine: StateMachine,
-        snapshot_directory: Path,
+        *,
         limits: LogLimits | None = None,
     ) -> None:
         self._own_id = own_id
-        self._log = raft_log
+        self._log = log
         self._machine = machine
-        self._note = InstallNote(snapshot_directory)
-        self._directory = snapshot_directory
         self._limits = limits or LogLimits()
         self._journal: Journal
         self._loop: asyncio.AbstractEventLoop
@@ -58,10 +53,9 @@ class LocalRaft:
 
     async def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._directory.mkdir(parents=True, exist_ok=True)
         self._log.on_durable(self._on_durable)
         self._log.on_failure(self._on_log_failure)
-        self._journal, state = boot.open_journal(self._log, self._machine, self._note)
+        self._journal, state = boot.open_journal(self._log, self._machine)
         self._term = max(state.term, self._journal.last.term) + 1
         self._applied = self._machine.applied_index
         self._journal.setCurrentTerm(self._term, self._own_id)
@@ -146,7 +140,7 @@ class LocalRaft:
     def _on_log_failure(self, error: BaseException) -> None:
         """A full disk is waited out by the log itself; after anything else nothing becomes durable any more."""
         if isinstance(error, StorageFull):
-            log.warning("log_disk_full", reason=str(error))
+            _events.warning("log_disk_full", reason=str(error))
         else:
             self._fail(error)
 
@@ -195,7 +189,7 @@ class LocalRaft:
         if not self._running:
             return
         self._running = False
-        log.error("raft_failed", exc=error)
+        _events.error("raft_failed", exc=error)
         self._end_waiting()
         self._on_fatal(error)
 

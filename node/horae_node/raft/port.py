@@ -15,7 +15,7 @@ ENTRY_BYTES_MAX = 1 << 20
 """Largest entry that may be proposed. The consensus library never splits below its batch size of 4 MiB (RAFT.md 15)."""
 
 
-class RaftTiming(NamedTuple):
+class Timing(NamedTuple):
     """How fast a death is noticed. All members should have the same."""
 
     heartbeat_ms: int = 60

@@ -26,9 +26,9 @@ from horae_node.raft.port import (
     Member,
     PeerStatus,
     RaftStatus,
-    RaftTiming,
     SnapshotInfo,
     StateMachine,
+    Timing,
 )
 from horae_node.raft.pysyncobj_core import (
     CANDIDATE,
@@ -56,7 +56,7 @@ COMPACT_EVERY_S: Final = 1.0
 SNAPSHOT_RETRY_S: Final = 5.0
 """After a snapshot failed for want of room: long enough for somebody to make some."""
 
-log = get_log("raft")
+_events = get_log("raft")
 
 _ROLES: Final = ("follower", "candidate", "leader")
 
@@ -70,12 +70,12 @@ class PySyncObjRaft:
         own_id: str,
         members: tuple[Member, ...],
         cluster: str,
-        raft_log: RaftLog,
+        log: RaftLog,
         machine: StateMachine,
-        snapshot_directory: Path,
+        snapshot_dir: Path,
         transport: TransportPort,
         clock: Clock,
-        timing: RaftTiming | None = None,
+        timing: Timing | None = None,
         limits: LogLimits | None = None,
         rng: random.Random | None = None,
     ) -> None:
@@ -84,20 +84,20 @@ class PySyncObjRaft:
         Raises: `ConfigError` when the installed library is not the pinned one.
         """
         require_pinned()
-        timing = timing or RaftTiming()
+        timing = timing or Timing()
         assert any(member.node_id == own_id for member in members)
         self._own_id = own_id
         self._members = members
         self._cluster = cluster
-        self._log = raft_log
+        self._log = log
         self._machine = machine
-        self._directory = snapshot_directory
+        self._directory = snapshot_dir
         self._transport = transport
         self._clock = clock
         self._limits = limits or LogLimits()
         self._shelf = Shelf()
-        self._intake = Intake(snapshot_directory)
-        self._note = InstallNote(snapshot_directory)
+        self._intake = Intake(snapshot_dir)
+        self._note = InstallNote(snapshot_dir)
         self._core = Core(
             own_id=own_id,
             peer_ids=[member.node_id for member in members if member.node_id != own_id],
@@ -268,7 +268,7 @@ class PySyncObjRaft:
         while self._inbox:
             self._guard.inp(*self._inbox.popleft())
         self._guard.on_connection(node_id, up)
-        log.event("peer_connected" if up else "peer_lost", peer=node_id)
+        _events.event("peer_connected" if up else "peer_lost", peer=node_id)
 
     # ================================================================== the drive
 
@@ -291,7 +291,7 @@ class PySyncObjRaft:
     def _on_log_failure(self, error: BaseException) -> None:
         """A full disk is waited out by the log itself; after anything else nothing becomes durable any more."""
         if isinstance(error, StorageFull):
-            log.warning("log_disk_full", reason=str(error))
+            _events.warning("log_disk_full", reason=str(error))
         else:
             self._fail(error)
 
@@ -343,10 +343,10 @@ class PySyncObjRaft:
     def _on_state(self, old: int, new: int) -> None:
         self._guard.on_state(old, new)
         if old == LEADER:
-            log.warning("leadership_lost", term=self._core.term)
+            _events.warning("leadership_lost", term=self._core.term)
             self._end_waiting()
         if new == CANDIDATE:
-            log.event("election_begun", term=self._core.term + 1)
+            _events.event("election_begun", term=self._core.term + 1)
         if new == LEADER:
             self._commit_sent = 0
 
@@ -367,7 +367,7 @@ class PySyncObjRaft:
         if not self._running:
             return
         self._running = False
-        log.error("raft_failed", exc=error)
+        _events.error("raft_failed", exc=error)
         if self._timer is not None:
             self._timer.cancel()
         self._end_waiting()
@@ -403,7 +403,7 @@ class PySyncObjRaft:
         now = (core.state, core.term, core.leader_id)
         if now != self._told:
             if self._told is not None and now[2] != self._told[2]:
-                log.event("leader_known", leader=now[2], term=now[1], role=_ROLES[now[0]])
+                _events.event("leader_known", leader=now[2], term=now[1], role=_ROLES[now[0]])
             self._told = now
             self._on_role()
 
@@ -435,7 +435,7 @@ class PySyncObjRaft:
             allowed = min(allowed, held_at)  # a receiver of that snapshot goes on from there
         if allowed > journal.first_index:
             journal.cut_below(allowed)
-            log.debug("log_cut", first_index=allowed)
+            _events.debug("log_cut", first_index=allowed)
 
     def _begin_snapshot(self) -> None:
         """A follower is behind our log: copy the state for it."""
@@ -451,12 +451,12 @@ class PySyncObjRaft:
                     info = await self._machine.take_snapshot(path, self._term_of)
                 except StorageFull as error:
                     path.unlink(missing_ok=True)
-                    log.warning("snapshot_put_off", reason=str(error))
+                    _events.warning("snapshot_put_off", reason=str(error))
                     await asyncio.sleep(SNAPSHOT_RETRY_S)
                     continue
                 break
             self._shelf.put(info)
-            log.event("snapshot_taken", index=info.last_index, bytes=info.size_bytes)
+            _events.event("snapshot_taken", index=info.last_index, bytes=info.size_bytes)
         finally:
             self._snapshot_task = None
         self._wake()
@@ -476,7 +476,7 @@ class PySyncObjRaft:
             await asyncio.to_thread(self._intake.sync)
             await asyncio.to_thread(self._note.write, snapshot.last_index, snapshot.last_term)
         except OSError as error:
-            log.warning("snapshot_not_kept", reason=str(error))
+            _events.warning("snapshot_not_kept", reason=str(error))
             self._guard.abandon_install()
             return
         if self._running:
@@ -484,7 +484,7 @@ class PySyncObjRaft:
 
     def _install(self) -> None:
         if self._guard.finish_install(self._machine.install_snapshot):
-            log.event("snapshot_installed", index=self._core.applied)
+            _events.event("snapshot_installed", index=self._core.applied)
         self._note_group = self._journal.mark
         self._wake()
 

@@ -22,7 +22,7 @@ from pysyncobj.transport import Transport
 
 from horae_node.clock import Clock
 from horae_node.errors import ConfigError, Fatal
-from horae_node.raft.port import RaftTiming
+from horae_node.raft.port import Timing
 from horae_node.raft.pysyncobj_journal import ENTRY_REGULAR, Journal
 
 PINNED_SHA256: Final = "e8bdf06797085d734df86e24ab4802fe87893dff77268565ec036f7ad4a1cfe4"
@@ -150,7 +150,7 @@ class Core:
         *,
         own_id: str,
         peer_ids: Iterable[str],
-        timing: RaftTiming,
+        timing: Timing,
         clock: Clock,
         rng: random.Random,
         pieces: Pieces,
@@ -296,7 +296,7 @@ class Core:
         callback(peer)
 
 
-def _conf(timing: RaftTiming, on_state: Callable[[int, int], None]) -> SyncObjConf:
+def _conf(timing: Timing, on_state: Callable[[int, int], None]) -> SyncObjConf:
     never = 10**9  # the adapter decides when to compact
     return SyncObjConf(
         autoTick=False,

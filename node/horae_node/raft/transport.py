@@ -13,7 +13,7 @@ import asyncio
 import random
 import ssl
 from collections.abc import Iterable
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import msgpack
 
@@ -38,6 +38,8 @@ REDIAL_MIN_S: Final = 0.05
 REDIAL_MAX_S: Final = 1.0
 STRANGERS_MAX: Final = 64
 """Connections that have not said hello yet."""
+
+_ENTRIES_KEY: Final[bytes] = msgpack.packb("entries")
 
 Message = dict[str, Any]
 
@@ -108,6 +110,7 @@ class TcpTransport:
         self._strangers: set[_Link] = set()
         self._unsent: set[_Link] = set()
         self._refusals: dict[str, str] = {}
+        self._packed: tuple[object, bytes] = (None, b"")
         self._running = False
         self._tasks: list[asyncio.Task[None]] = []
         self._pinged_at = 0.0
@@ -140,7 +143,11 @@ class TcpTransport:
     def send(self, node_id: str, message: Message) -> None:
         link = self._links.get(node_id)
         if link is not None:
-            link.queue(message)
+            entries = message.get("entries")
+            if entries:
+                link.queue_with(message, self._pack_entries(entries))
+            else:
+                link.queue(message)
             self._unsent.add(link)
 
     def flush(self) -> None:
@@ -161,6 +168,12 @@ class TcpTransport:
             task.cancel()
         for link in [*self._links.values(), *self._strangers]:
             link.drop("this node ends")
+
+    def _pack_entries(self, entries: object) -> bytes:
+        """Packed once for all peers that get the same list: entries are most of what is sent."""
+        if self._packed[0] is not entries:
+            self._packed = (entries, msgpack.packb(entries))
+        return self._packed[1]
 
     # ------------------------------------------------------------------ what a link tells
 
@@ -276,9 +289,8 @@ class _Link(asyncio.Protocol):
     # ------------------------------------------------------------------ asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=BUFFER_BYTES_MAX)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self._transport.set_write_buffer_limits(high=BUFFER_BYTES_MAX)
         peer = transport.get_extra_info("peername")
         self.remote_host = str(peer[0]) if isinstance(peer, tuple) else "?"
         self._owner.took_stranger(self)
@@ -317,11 +329,19 @@ class _Link(asyncio.Protocol):
     def queue(self, message: Message) -> None:
         self._queued.append(_frame(message))
 
+    def queue_with(self, message: Message, entries: bytes) -> None:
+        """As `queue`, with the value of `entries` packed already: it becomes the last field of the map."""
+        fields = {name: value for name, value in message.items() if name != "entries"}
+        head: bytes = msgpack.packb(fields)
+        assert len(fields) < 15  # a short map: its first byte holds the count
+        size = len(head) + len(_ENTRIES_KEY) + len(entries)
+        self._queued += (size.to_bytes(4) + bytes((head[0] + 1,)) + head[1:] + _ENTRIES_KEY, entries)
+
     def flush(self) -> None:
         queued, self._queued = self._queued, []
         if self._transport is None or not queued:
             return
-        self._transport.write(queued[0] if len(queued) == 1 else b"".join(queued))
+        self._transport.writelines(queued)
         if self._transport.get_write_buffer_size() > BUFFER_BYTES_MAX:
             self.drop("too slow: send buffer full")
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgpack
 
 from horae_node.clock import SystemClock
-from horae_node.raft.port import LogLimits, Member, RaftTiming, SnapshotInfo
+from horae_node.raft.port import LogLimits, Member, SnapshotInfo, Timing
 from horae_node.raft.pysyncobj_adapter import PySyncObjRaft
 from horae_node.raft.transport import Message, Receiver, TcpTransport, TransportPort
 from horae_storage.memory_log import MemoryRaftLog
@@ -52,8 +52,8 @@ class ListMachine:
     async def take_snapshot(self, path: Path, term_of: Callable[[int], int]) -> SnapshotInfo:
         self.commit()
         index = self.applied_index
-        path.write_bytes(msgpack.packb((index, self.applied)))
-        return SnapshotInfo(path, index, term_of(index), term_of(index - 1), path.stat().st_size)
+        path.write_bytes(msgpack.packb((index, self.applied)))  # noqa: ASYNC240 (a few bytes)
+        return SnapshotInfo(path, index, term_of(index), term_of(index - 1), path.stat().st_size)  # noqa: ASYNC240
 
     def install_snapshot(self, snapshot: SnapshotInfo) -> None:
         index, applied = msgpack.unpackb(snapshot.path.read_bytes(), use_list=False)
@@ -178,7 +178,7 @@ class Cluster:
         tcp: bool = False,
         size: int = 3,
         limits: LogLimits | None = None,
-        timing: RaftTiming | None = None,
+        timing: Timing | None = None,
     ) -> None:
         self.directory = directory
         self.network = None if tcp else MemoryNetwork()
@@ -216,9 +216,9 @@ class Cluster:
             own_id=node_id,
             members=self.members,
             cluster="test",
-            raft_log=self.make_log(node_id),
+            log=self.make_log(node_id),
             machine=self.machines[node_id],
-            snapshot_directory=self.directory / node_id,
+            snapshot_dir=self.directory / node_id,
             transport=transport,
             clock=SystemClock(),
             timing=self.timing,
