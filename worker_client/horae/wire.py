@@ -36,6 +36,12 @@ SPAN_SECONDS_MAX = 10 * 366 * 86400
 NULL: Final = Raw(b"null")
 """What a `Raw` key holds that was left out: this very object, in either encoding."""
 
+
+def _null() -> Raw:
+    """A factory, because a schema cannot show a `Raw` as default."""
+    return NULL
+
+
 MOMENT_MIN: Final = datetime(1970, 1, 1, tzinfo=UTC)
 MOMENT_MAX: Final = datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
 
@@ -99,7 +105,7 @@ class SubmitRequest(Request):
     """`POST /v1/jobs`, and each job of a batch."""
 
     task: TaskName
-    payload: Raw = NULL
+    payload: Raw = msgspec.field(default_factory=_null)
     queue: QueueName = "default"
     id: JobId | None = None
     run_at: Moment | None = None
@@ -157,7 +163,7 @@ class HeartbeatRequest(Request):
 
 class CompleteRequest(Request):
     lease_token: Token
-    result: Raw = NULL
+    result: Raw = msgspec.field(default_factory=_null)
 
 
 class ErrorBody(Request):

@@ -1,0 +1,89 @@
+"""The published contract: valid, complete, and the same as what the server does."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+from tests.unit.http.conftest import Node
+
+from horae import wire
+
+# What API.md names of this version's calls.
+PUBLISHED = {
+    ("post", "/v1/jobs"),
+    ("get", "/v1/jobs"),
+    ("post", "/v1/jobs/batch"),
+    ("get", "/v1/jobs/{id}"),
+    ("delete", "/v1/jobs/{id}"),
+    ("post", "/v1/jobs/{id}/cancel"),
+    ("post", "/v1/jobs/{id}/requeue"),
+    ("post", "/v1/jobs/{id}/run_now"),
+    ("post", "/v1/jobs/{id}/complete"),
+    ("post", "/v1/jobs/{id}/fail"),
+    ("post", "/v1/jobs/{id}/release"),
+    ("post", "/v1/claims"),
+    ("post", "/v1/leases/heartbeat"),
+    ("post", "/v1/leases/complete"),
+    ("get", "/v1/cluster"),
+    ("get", "/healthz"),
+    ("get", "/readyz"),
+    ("get", "/metrics"),
+    ("get", "/openapi.json"),
+}
+
+
+@pytest.fixture
+async def document(node: Node) -> Any:
+    got = await node.send("GET", "/openapi.json")
+    assert (got.status, got.headers["Content-Type"]) == (200, "application/json")
+    return got.json
+
+
+async def test_it_names_every_call(document: Any) -> None:
+    assert {(method, path) for path, methods in document["paths"].items() for method in methods} == PUBLISHED
+    operations = [operation["operationId"] for methods in document["paths"].values() for operation in methods.values()]
+    assert len(set(operations)) == len(operations)
+
+
+async def test_it_is_valid(document: Any) -> None:
+    validator = pytest.importorskip("openapi_spec_validator", reason="a development dependency")
+    validator.validate(document)
+
+
+async def test_every_reference_leads_somewhere(document: Any) -> None:
+    text = msgspec.json.encode(document).decode()
+    names = set(re.findall(r'"\$ref":"#/components/schemas/([^"]+)"', text))
+    assert names <= set(document["components"]["schemas"])
+    assert {"SubmitRequest", "JobView", "ClaimRequest", "Problem"} <= names
+
+
+async def test_the_limits_are_those_that_are_checked(document: Any) -> None:
+    submit = document["components"]["schemas"]["SubmitRequest"]
+    assert submit["additionalProperties"] is False
+    assert submit["required"] == ["task"]
+    assert submit["properties"]["priority"] == {"type": "integer", "minimum": -100, "maximum": 100, "default": 0}
+    assert set(submit["properties"]) == set(wire.SubmitRequest.__struct_fields__)
+    assert submit["properties"]["tags"]["maxProperties"] == wire.TAGS_MAX
+
+
+async def test_queries_and_paths_are_parameters(document: Any) -> None:
+    listing = {parameter["name"]: parameter for parameter in document["paths"]["/v1/jobs"]["get"]["parameters"]}
+    assert set(listing) == {"queue", "state", "limit", "cursor", "consistency"}
+    assert listing["limit"]["schema"] == {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50}
+    reading = document["paths"]["/v1/jobs/{id}"]["get"]["parameters"]
+    assert [(parameter["name"], parameter["in"]) for parameter in reading] == [
+        ("id", "path"),
+        ("consistency", "query"),
+        ("wait_seconds", "query"),
+    ]
+
+
+async def test_every_published_call_is_served(node: Node, document: Any) -> None:
+    for path, methods in document["paths"].items():
+        for method in methods:
+            got = await node.send(method.upper(), path.replace("{id}", "none"))
+            assert got.status != 405, (method, path)
+            assert got.status != 404 or "none" in path or got.json["detail"] == "no such job", (method, path)
