@@ -20,6 +20,7 @@ from horae_node.core.tables import (
     RESULT,
     RUN,
     SPEC,
+    claim_key,
     counts_key,
     counts_of,
     error_of,
@@ -96,6 +97,11 @@ def progress(view: View, seq: int) -> bytes | None:
 def result(view: View, seq: int) -> bytes | None:
     row = view.get(RESULT + seq_bytes(seq))
     return None if row is None else row[0]
+
+
+def claim_known(view: View, worker: str, claim_id: str) -> bool:
+    """Whether this claim was granted jobs before, and one of their leases may still live."""
+    return view.get(claim_key(worker, claim_id)) is not None
 
 
 def counts(view: View, queue: str) -> QueueCounts:

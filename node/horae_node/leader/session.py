@@ -67,6 +67,7 @@ class LeaderSession:
         self._asked: dict[str, int] = {}
         self._maybe_ready: dict[str, None] = {}
         self._check: dict[str, None] = {}
+        self._repeats: list[Waiter] = []
         self._latest_claim: OrderedDict[tuple[str, str], Waiter] = OrderedDict()
 
     # ------------------------------------------------------------------ the reign
@@ -106,6 +107,7 @@ class LeaderSession:
             queue for queue, counts in views.all_counts(self._applier.view).items() if counts.ready
         )
         self._check.clear()
+        self._repeats.clear()
         self._advancing = False
         self._open = True
         self._arm()
@@ -182,10 +184,17 @@ class LeaderSession:
             advance.future.add_done_callback(self._on_advanced)
             first.append(advance)
         self._check.update(dict.fromkeys(queue for queue in ready if self.waiters.waits_on(queue)))
-        if not self._check:
-            return Plan(first, [])
-        queues, self._check = self._check, {}
-        return Plan(first, [chunk for queue in queues for chunk in self._grants_of(queue, ready.get(queue, 0))])
+        last = self._ask_repeats() if self._repeats else []
+        if self._check:
+            queues, self._check = self._check, {}
+            for queue in queues:
+                last += self._grants_of(queue, ready.get(queue, 0))
+        return Plan(first, last)
+
+    def _ask_repeats(self) -> list[Chunk]:
+        """Claims that were granted jobs before: they get these again, whether or not anything is ready."""
+        repeats, self._repeats = self._repeats, []
+        return [self._ask(waiter) for waiter in repeats if waiter.ticket and not waiter.in_flight]
 
     def _grants_of(self, queue: str, coming: int) -> list[Chunk]:
         """Claims for those who wait longest on `queue`, for as many jobs as it has or is about to have."""
@@ -242,11 +251,20 @@ class LeaderSession:
             return
         granted = done.result()[0]
         assert isinstance(granted, Granted)
+        if granted.grants:
+            self._wake_repeat(waiter)
         if granted.grants or waiter.expired:
             self._finish(waiter, granted.grants)
         elif not self._open:
             self._finish(waiter, NotApplied("no_leader", "this node no longer leads; ask the new leader"))
         if self._check:
+            self._proposer.kick()
+
+    def _wake_repeat(self, waiter: Waiter) -> None:
+        """A repeat that came while the first was under way has its jobs now."""
+        latest = self._latest_claim.get((waiter.command.worker, waiter.command.claim_id), waiter)
+        if latest is not waiter:
+            self._repeats.append(latest)
             self._proposer.kick()
 
     # ------------------------------------------------------------------ claims
@@ -262,6 +280,8 @@ class LeaderSession:
             self._latest_claim[command.worker, command.claim_id] = waiter
             if len(self._latest_claim) > DELIVERED_REMEMBERED:
                 self._latest_claim.popitem(last=False)
+            if views.claim_known(self._applier.view, command.worker, command.claim_id):
+                self._repeats.append(waiter)
         for queue in command.queues:
             if queue in self._maybe_ready:
                 self._check[queue] = None
@@ -273,7 +293,7 @@ class LeaderSession:
         waiter.expired = True
         if waiter.in_flight or waiter.future.done():
             return
-        if last_look_ms and any(queue in self._maybe_ready for queue in waiter.command.queues):
+        if last_look_ms and (self._repeats or any(queue in self._maybe_ready for queue in waiter.command.queues)):
             waiter.timer = self._loop.call_later(last_look_ms / 1000, self._on_wait_over, waiter, 0)
             return
         self._finish(waiter, ())

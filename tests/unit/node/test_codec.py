@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgpack
 import pytest
+from tests.helpers.specs import job_spec
+
 from horae_node import codec
 from horae_node.core.commands import (
     ENTRY_VERSION,
@@ -20,8 +22,6 @@ from horae_node.core.commands import (
     SubmitJob,
 )
 from horae_node.errors import Fatal
-
-from tests.helpers.specs import job_spec
 
 HEADER = Header(ENTRY_VERSION, 3, 1_700_000_000_123, 42)
 COMMANDS: tuple[Command, ...] = (

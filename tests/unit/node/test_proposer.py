@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.helpers.fake_raft import FakeRaft
+
 from horae_node import codec, proposer
 from horae_node.clock import ManualClock
 from horae_node.core.commands import ENTRY_VERSION, AdvanceTime, Command, CompleteJob, Header, Nothing
@@ -14,8 +16,6 @@ from horae_node.core.results import Advanced, Done, EntryOutcome, Outcome, Rejec
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.proposer import Plan, Proposer
 from horae_node.raft.port import SnapshotInfo
-
-from tests.helpers.fake_raft import FakeRaft
 
 
 class Echo:

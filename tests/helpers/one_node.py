@@ -1,0 +1,106 @@
+"""A node's inside for tests: the real service, session, proposer, applier and machine, over a fake consensus.
+
+The clock is the caller's; timers are the loop's. Not here: HTTP, Raft, disks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from tests.helpers.fake_raft import FakeRaft
+
+from horae import wire
+from horae_node.applier import Applier
+from horae_node.clock import ManualClock
+from horae_node.leader.session import LeaderSession
+from horae_node.metrics import Metrics
+from horae_node.proposer import Proposer
+from horae_node.raft.port import Member
+from horae_node.service import Finishes, Service
+from horae_storage.memory import MemoryStore
+
+
+class OneNode:
+    """Leads from `open` on; `clock` moves when told to."""
+
+    def __init__(self, *, advance_limit: int = 100) -> None:
+        self.clock = ManualClock()
+        self.store = MemoryStore()
+        self.applier = Applier(
+            self.store, cluster="test", clock=self.clock, commit_interval_ms=1000, commit_commands=10_000
+        )
+        self.raft = FakeRaft(self.applier)
+        metrics = Metrics(lambda: iter(()))
+        self.proposer = Proposer(self.raft, self.clock, metrics.observe_commit_ms)
+        self.session = LeaderSession(
+            node_id="n1",
+            raft=self.raft,
+            applier=self.applier,
+            proposer=self.proposer,
+            clock=self.clock,
+            advance_limit=advance_limit,
+            on_change=lambda: None,
+            observe_claim_ms=metrics.observe_claim_ms,
+        )
+        self.proposer.attach(self.session)
+        finishes = Finishes()
+        self.service = Service(
+            node_id="n1",
+            members=[Member("n1", "127.0.0.1:1", "http://n1"), Member("n2", "127.0.0.1:2", "http://n2")],
+            raft=self.raft,
+            applier=self.applier,
+            proposer=self.proposer,
+            session=self.session,
+            finishes=finishes,
+            metrics=metrics,
+            cluster_view=_no_cluster,
+        )
+
+        def on_entry(index: int, outcome: Any) -> None:
+            finishes.on_entry(outcome)
+            self.session.on_entry(outcome)
+
+        self.applier.on_entry(on_entry)
+        self.raft.on_role(self._on_role)
+
+    async def open(self) -> OneNode:
+        await self.session.open_epoch(self.raft.term)
+        return self
+
+    def _on_role(self) -> None:
+        if not self.raft.is_leader:
+            self.session.close()
+        self.service.on_leadership()
+
+    async def pass_ms(self, span_ms: int) -> None:
+        """Let time go by, and the leader look at it."""
+        self.clock.advance(span_ms)
+        self.proposer.kick()
+        await settle()
+
+    async def submit(self, **keys: Any) -> wire.JobView:
+        """Submit as the edge would: validated."""
+        request = msgspec.convert({"task": "t", **keys}, wire.SubmitRequest)
+        return (await self.service.submit(request))[0]
+
+    def claim(self, *queues: str, **keys: Any) -> asyncio.Task[list[wire.ClaimedJob]]:
+        """Begin to claim; the task ends with the jobs."""
+        body = {"worker": "w", "queues": list(queues) or ["default"], "wait_seconds": 30, **keys}
+        request = msgspec.convert(body, wire.ClaimRequest)
+
+        async def jobs() -> list[wire.ClaimedJob]:
+            return (await self.service.claim(request)).answer.jobs
+
+        return asyncio.create_task(jobs())
+
+
+def _no_cluster() -> wire.ClusterView:
+    raise AssertionError("not asked for")
+
+
+async def settle() -> None:
+    """Let everything that can run without time run."""
+    for _ in range(50):
+        await asyncio.sleep(0)

@@ -1,0 +1,266 @@
+"""The leader's reign: grants go to who waits longest, at the due moment, in the entry that makes the job ready."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.helpers.one_node import OneNode, settle
+
+from horae import wire
+from horae_node import codec
+from horae_node.core.commands import AdvanceTime, ClaimJobs, OpenEpoch, ReleaseJob, SubmitJob
+from horae_node.core.invariants import check_invariants
+from horae_node.errors import NotApplied, OutcomeUnknown
+
+
+def last_commands(node: OneNode) -> list[str]:
+    return [type(command).__name__ for command in codec.split_entry(node.raft.entries[-1])[1]]
+
+
+async def test_a_reign_begins_with_its_epoch() -> None:
+    node = await OneNode().open()
+    assert last_commands(node) == [OpenEpoch.__name__]
+    assert (node.session.epoch, node.applier.meta().epoch) == (1, 1)
+
+
+async def test_a_job_for_a_waiting_worker_travels_with_its_grant() -> None:
+    node = await OneNode().open()
+    claim = node.claim()
+    await settle()
+    job = await node.submit()
+    granted = await claim
+    assert [(each.id, each.attempt) for each in granted] == [(job.id, 1)]
+    assert last_commands(node) == [SubmitJob.__name__, ClaimJobs.__name__]
+
+
+async def test_a_due_job_travels_with_its_grant() -> None:
+    node = await OneNode().open()
+    job = await node.submit(delay_seconds=60)
+    claim = node.claim()
+    await settle()
+    entries = len(node.raft.entries)
+    await node.pass_ms(59_999)
+    assert len(node.raft.entries) == entries, "nothing is proposed before its time"
+    await node.pass_ms(1)
+    assert [each.id for each in await claim] == [job.id]
+    assert last_commands(node) == [AdvanceTime.__name__, ClaimJobs.__name__]
+
+
+async def test_an_idle_leader_writes_nothing() -> None:
+    node = await OneNode().open()
+    claim = node.claim()
+    await settle()
+    entries = len(node.raft.entries)
+    await node.pass_ms(3_600_000)
+    assert len(node.raft.entries) == entries
+    claim.cancel()
+
+
+async def test_first_come_first_served_and_no_more_woken_than_there_are_jobs() -> None:
+    node = await OneNode().open()
+    claims = []
+    for _ in range(5):
+        claims.append(node.claim())
+        await settle()
+    await node.submit(id="a")
+    await node.submit(id="b")
+    await settle()
+    assert [claim.done() for claim in claims] == [True, True, False, False, False]
+    assert [job.id for claim in claims[:2] for job in claim.result()] == ["a", "b"]
+    asked = [
+        command
+        for entry in node.raft.entries
+        for command in codec.split_entry(entry)[1]
+        if isinstance(command, ClaimJobs)
+    ]
+    assert len(asked) == 2
+    for claim in claims[2:]:
+        claim.cancel()
+
+
+async def test_queues_in_the_order_named() -> None:
+    node = await OneNode().open()
+    for queue in ("low", "high", "low", "high"):
+        await node.submit(queue=queue)
+    jobs = await node.claim("high", "low", max_jobs=3)
+    assert [job.queue for job in jobs] == ["high", "high", "low"]
+
+
+async def test_one_claim_over_many_queues_is_asked_once() -> None:
+    node = await OneNode().open()
+    claim = node.claim("a", "b", "c", max_jobs=2)
+    await settle()
+    await asyncio.gather(node.submit(queue="a"), node.submit(queue="b"), node.submit(queue="c"))
+    assert [job.queue for job in await claim] == ["a", "b"]
+    assert [job.queue for job in await node.claim("a", "b", "c", max_jobs=9)] == ["c"]
+
+
+async def test_a_claim_without_a_wait_gets_what_is_ready_or_nothing() -> None:
+    node = await OneNode().open()
+    assert await node.claim(wait_seconds=0) == []
+    await node.submit()
+    assert len(await node.claim(wait_seconds=0)) == 1
+
+
+async def test_the_same_claim_id_gets_the_same_jobs() -> None:
+    node = await OneNode().open()
+    await node.submit(id="a")
+    await node.submit(id="b")
+    first = await node.claim(claim_id="c1")
+    again = await node.claim(claim_id="c1", wait_seconds=0)
+    assert [(j.id, j.lease_token) for j in first] == [(j.id, j.lease_token) for j in again]
+
+
+async def test_who_hangs_up_while_parked_is_forgotten() -> None:
+    node = await OneNode().open()
+    gone = node.claim()
+    await settle()
+    gone.cancel()
+    await settle()
+    assert len(node.session.waiters) == 0
+    await node.submit()
+    assert len(await node.claim()) == 1
+
+
+async def test_who_hangs_up_while_granted_costs_no_attempt() -> None:
+    node = await OneNode().open()
+    gone = node.claim()
+    await settle()
+    node.raft.hold = True
+    submit = asyncio.create_task(node.submit(id="a"))
+    await settle()
+    gone.cancel()
+    await settle()
+    node.raft.hold = False
+    node.raft.commit_all()
+    await submit
+    await settle()
+    assert last_commands(node) == [ReleaseJob.__name__]
+    job = await node.service.job("a")
+    assert (job.state, job.attempt) == ("ready", 0)
+    assert check_invariants(node.applier.view) == []
+
+
+async def test_a_late_hang_up_does_not_take_back_what_the_repeat_was_given() -> None:
+    node = await OneNode().open()
+    await node.submit(id="a")
+    request = wire.ClaimRequest(worker="w", queues=["default"], claim_id="c1", wait_seconds=5)
+    lost = await node.service.claim(request)
+    repeat = await node.service.claim(request)
+    lost.undeliverable()
+    await settle()
+    assert (await node.service.job("a")).state == "running"
+    repeat.undeliverable()
+    await settle()
+    assert (await node.service.job("a")).state == "ready"
+
+
+async def test_losing_leadership_answers_every_waiting_claim_at_once() -> None:
+    node = await OneNode().open()
+    claims = [node.claim() for _ in range(3)]
+    await settle()
+    node.raft.lose_leadership()
+    ends = await asyncio.gather(*claims, return_exceptions=True)
+    assert all(isinstance(end, NotApplied) and end.code == "no_leader" for end in ends)
+    with pytest.raises(NotApplied):
+        await node.submit()
+
+
+async def test_a_claim_under_way_when_leadership_goes_is_unknown() -> None:
+    node = await OneNode().open()
+    await node.submit()
+    node.raft.hold = True
+    claim = node.claim()
+    await settle()
+    node.raft.lose_leadership()
+    with pytest.raises(OutcomeUnknown):
+        await claim
+
+
+async def test_a_second_leader_silences_the_first_ones_late_entries() -> None:
+    node = await OneNode().open()
+    other = codec.pack_command(OpenEpoch("n2", node.session.epoch))
+    await node.raft.propose(codec.join_entry(node.session.header(), [other]))
+    with pytest.raises(NotApplied) as caught:
+        await node.submit()
+    assert caught.value.code == "no_leader"
+
+
+async def test_a_lease_that_runs_out_hands_the_job_to_who_waits() -> None:
+    node = await OneNode().open()
+    await node.submit(id="a", lease_seconds=10)
+    (first,) = await node.claim()
+    waiting = node.claim(worker="w2")
+    await node.pass_ms(9_999)
+    assert not waiting.done()
+    await node.pass_ms(1)
+    (second,) = await waiting
+    assert (second.id, second.attempt) == ("a", 2)
+    assert second.lease_token > first.lease_token
+
+
+async def test_the_lease_clock_stands_still_between_leaders() -> None:
+    node = await OneNode().open()
+    await node.submit(id="a", lease_seconds=10)
+    await node.claim()
+    node.raft.lose_leadership()
+    await settle()
+    node.clock.advance(3_600_000)
+    node.raft.is_leader, node.raft.term = True, 2
+    await node.session.open_epoch(2)
+    await settle()
+    assert (await node.service.job("a")).state == "running"
+    await node.pass_ms(10_000)
+    assert (await node.service.job("a")).state == "ready"
+
+
+async def test_what_is_due_is_done_in_bounded_pieces() -> None:
+    node = await OneNode(advance_limit=10).open()
+    await asyncio.gather(*[node.submit(delay_seconds=5) for _ in range(35)])
+    await node.pass_ms(5_000)
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+        if (await node.service.jobs(queue=None, state="pending", limit=1, cursor=None)).jobs == []:
+            break
+    page = await node.service.jobs(queue=None, state="ready", limit=50, cursor=None)
+    assert len(page.jobs) == 35
+
+
+async def test_a_wait_for_the_result_ends_with_the_entry_that_finishes_the_job() -> None:
+    node = await OneNode().open()
+    await node.submit(id="a")
+    reader = asyncio.create_task(node.service.job("a", wait_ms=60_000))
+    (job,) = await node.claim()
+    await settle()
+    assert not reader.done()
+    await node.service.complete("a", wire.CompleteRequest(lease_token=job.lease_token))
+    assert (await reader).state == "succeeded"
+
+
+async def test_a_repeat_that_comes_while_the_first_is_under_way_gets_its_jobs() -> None:
+    node = await OneNode().open()
+    await node.submit(id="a")
+    node.raft.hold = True
+    first = node.claim(claim_id="c1")
+    await settle()
+    first.cancel()
+    repeat = node.claim(claim_id="c1")
+    await settle()
+    node.raft.hold = False
+    node.raft.commit_all()
+    assert [job.id for job in await repeat] == ["a"]
+    job = await node.service.job("a")
+    assert (job.state, job.attempt) == ("running", 1)
+
+
+async def test_a_repeat_after_a_change_of_leaders_gets_the_same_jobs() -> None:
+    node = await OneNode().open()
+    await node.submit(id="a")
+    (first,) = await node.claim(claim_id="c1")
+    node.raft.lose_leadership()
+    await settle()
+    node.raft.is_leader, node.raft.term = True, 2
+    await node.session.open_epoch(2)
+    (again,) = await node.claim(claim_id="c1")
+    assert again.lease_token == first.lease_token
