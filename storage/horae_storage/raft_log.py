@@ -3,6 +3,7 @@
 A *record* holds the entries of one write together, under the 8-byte big-endian index of its first entry: one call
 into LMDB however many entries came, because each such call gives up the interpreter lock and may wait long to get it
 back. The thread keeps its next transaction open ahead, so that from wake-up to durable there are two such calls.
+A process with a busy loop sets `sys.setswitchinterval` to 0.2 ms: with Python's 5 ms this thread was seen to starve.
 Not here: when an acknowledgement may leave (`horae_node/raft/guard.py`). Next to read: `log_groups.py`.
 """
 
@@ -146,7 +147,7 @@ class LmdbRaftLog(GroupedLog):
 
     def _has_room(self) -> bool:
         """Wait until the disk has room, telling the owner once; False when the log is closed meanwhile."""
-        if self._env.reserve():
+        if self._records.has_room:
             return True
         self._tell(self._failure_callback, StorageFull(f"{self._path}: no room on the disk"))
         while not self._env.reserve():
@@ -169,6 +170,8 @@ class _Records:
         self._txn: Any = None
         self._pack = Packer().pack
         self._meta = _Meta(FORMAT_VERSION, 0, None, 0, 0)
+        self.has_room = False
+        """Whether the disk had room when the next transaction was opened."""
         self._starts: list[int] = []
         """First index of each record, ascending."""
 
@@ -195,7 +198,7 @@ class _Records:
     def begin(self) -> None:
         """Open the next transaction, ahead of need: room on the disk and in the map is seen to here."""
         if self._txn is None:
-            self._env.reserve()
+            self.has_room = self._env.reserve()
             self._txn = self._env.begin()
 
     def end(self) -> None:
