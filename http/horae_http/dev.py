@@ -82,13 +82,15 @@ class _Dev:
         self._refused = asyncio.Event()
         self._again = any((options.data_dir / name).exists() for name in options.urls)
         args = node_args(options, choose_raft_ports(options))
-        self._nodes = [self._child(name, flags) for name, flags in args.items()]
-        urls = [f"--url={url}" for url in self._urls]
-        self._worker = self._child("worker", ["worker", *urls, "horae.demo:worker"])
+        self._nodes = [self._child(name, "horae_http", flags) for name, flags in args.items()]
+        self._worker = self._child("worker", "horae.demo", [])
         self._running: list[Child] = []
 
-    def _child(self, name: str, args: list[str]) -> Child:
-        return Child(name, "horae_http", args, child_env(os.environ), self._printer.say, self._refused)
+    def _child(self, name: str, module: str, args: list[str]) -> Child:
+        env = child_env(os.environ)
+        if module == "horae.demo":
+            env["HORAE_URL"] = ",".join(self._urls)
+        return Child(name, module, args, env, self._printer.say, self._refused)
 
     async def run(self) -> int:
         self._handle_signals()
