@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -80,27 +80,22 @@ class LmdbTxn:
         return True
 
     def scan(self, start: bytes, stop: bytes, *, limit: int, reverse: bool = False) -> list[tuple[bytes, Row]]:
+        rows: list[tuple[bytes, Row]] = []
         try:
-            pairs = list(islice(self._pairs(start, stop, reverse), limit))
+            for key, value in islice(self._walk(start, stop, reverse, True), limit):
+                if key < start if reverse else key >= stop:
+                    break
+                if crc32(value, crc32(key)) != INTACT:
+                    raise corrupt_row(key)
+                rows.append((key, unpackb(value[:-CRC_BYTES], use_list=False)))
         except lmdb.Error as error:
             raise self._failure(error, start) from error
-        rows: list[tuple[bytes, Row]] = []
-        for key, value in pairs:
-            if crc32(value, crc32(key)) != INTACT:
-                raise corrupt_row(key)
-            rows.append((key, unpackb(value[:-CRC_BYTES], use_list=False)))
         return rows
 
     def keys(self, start: bytes, stop: bytes, *, limit: int, reverse: bool = False) -> list[bytes]:
+        within = start.__le__ if reverse else stop.__gt__
         try:
-            cursor = self._cursor()
-            if not reverse:
-                if not cursor.set_range(start):
-                    return []
-                return list(islice(takewhile(stop.__gt__, cursor.iternext(True, False)), limit))
-            if not _seek_below(cursor, stop):
-                return []
-            return list(islice(takewhile(start.__le__, cursor.iterprev(True, False)), limit))
+            return list(islice(takewhile(within, self._walk(start, stop, reverse, False)), limit))
         except lmdb.Error as error:
             raise self._failure(error, start) from error
 
@@ -111,19 +106,13 @@ class LmdbTxn:
     def seed_digest(self, value: int) -> None:
         self._digest = value
 
-    def _pairs(self, start: bytes, stop: bytes, reverse: bool) -> Iterator[tuple[bytes, bytes]]:
+    def _walk(self, start: bytes, stop: bytes, reverse: bool, values: bool) -> Iterable[Any]:
+        """Pairs, or keys alone, from the near end of the range on: past its far end, if nobody stops it there."""
         cursor = self._cursor()
         if not reverse:
-            if cursor.set_range(start):
-                for pair in cursor.iternext():
-                    if pair[0] >= stop:
-                        return
-                    yield pair
-        elif _seek_below(cursor, stop):
-            for pair in cursor.iterprev():
-                if pair[0] < start:
-                    return
-                yield pair
+            return cursor.iternext(True, values) if cursor.set_range(start) else ()
+        found = cursor.prev() if cursor.set_range(stop) else cursor.last()
+        return cursor.iterprev(True, values) if found else ()
 
     def _failure(self, error: lmdb.Error, key: bytes) -> Exception:
         """What a failed call means. A full map or disk dooms the transaction: LMDB refuses all later calls."""
@@ -131,11 +120,6 @@ class LmdbTxn:
             require_key(key)
         failure = as_storage_error(error, self._path)
         return StorageFailed(str(failure)) if isinstance(failure, StorageFull) else failure
-
-
-def _seek_below(cursor: Any, stop: bytes) -> bool:
-    """Put the cursor on the last key below `stop`; False when there is none."""
-    return bool(cursor.prev() if cursor.set_range(stop) else cursor.last())
 
 
 class LmdbFrozen:
