@@ -13,10 +13,9 @@ import socket
 from pathlib import Path
 from typing import Final
 
-from horae_storage.directory import open_directory
-
 from horae_node.config import Address, NodeConfig
 from horae_node.errors import ConfigError
+from horae_storage.directory import open_directory
 
 VOTERS_FILE: Final = "voters.json"
 

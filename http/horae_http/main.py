@@ -1,0 +1,112 @@
+"""One node as one process: configuration, then data directory, then ports, then Raft; and back in the other order.
+
+Owns the loop, the signals and the exit code: 0 after an orderly stop, 1 when the node had to end (`fatal`), 2 when the
+surroundings do not allow a start (one line on standard error, with the fix). Not here: how the node is wired
+(`horae_node.runtime`), what is served (`app.py`). Next to read: `horae_node/runtime.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+from typing import Final, NoReturn
+
+import uvloop
+
+from horae_http.app import build_app
+from horae_http.auth import Tokens
+from horae_http.server import start_server
+from horae_node import logs
+from horae_node.clock import SystemClock
+from horae_node.config import NodeConfig, is_loopback
+from horae_node.errors import ConfigError
+from horae_node.runtime import Node
+from horae_node.surroundings import require_surroundings
+from horae_storage.errors import DirectoryInUse, DirectoryUnusable, ForeignDirectory
+
+REFUSALS: Final = (ConfigError, ForeignDirectory, DirectoryInUse, DirectoryUnusable)
+"""What the operator has to mend before a start makes sense."""
+
+EXIT_FATAL: Final = 1
+EXIT_REFUSED: Final = 2
+
+YOUNG_OBJECTS_MAX: Final = 20_000
+"""New objects before the collector looks for cycles: a batch of requests makes thousands and leaves none."""
+
+log = logs.get_log("process")
+
+
+def run_node(config: NodeConfig) -> int:
+    """Run a node until it is told to stop (SIGTERM, SIGINT) or must end; the exit code of the process."""
+    logs.configure(config.log_level, config.node_id)
+    try:
+        require_surroundings(config)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(config))
+    except REFUSALS as error:
+        print(f"horae: {error}", file=sys.stderr)
+        return EXIT_REFUSED
+    return 0
+
+
+async def _run(config: NodeConfig) -> None:
+    """From start to orderly stop. A fatal error does not come back from here: the process ends at once."""
+    stop = _stop_on_signals()
+    node = Node(config, clock=SystemClock())
+    await node.start()
+    fatal = asyncio.create_task(_end_on_fatal(node))
+    try:
+        await _serve(config, node, stop)
+    finally:
+        await node.stop()
+        fatal.cancel()
+    log.event("process_ends", reason="told to stop")
+
+
+async def _serve(config: NodeConfig, node: Node, stop: asyncio.Event) -> None:
+    tokens = Tokens(config.tokens) if config.tokens else None
+    app = build_app(node.service, metrics_text=node.metrics_text, tokens=tokens, on_fatal=_end)
+    server = await start_server(app, config.http_listen.host, config.http_listen.port)
+    _calm_collector()
+    log.event("serving", http=config.http_listen, url=config.http_advertise, raft=config.raft_listen)
+    if len(config.members) > 1 and not is_loopback(config.raft_listen.host):
+        log.warning("raft_links_in_the_clear", raft=config.raft_listen)
+    await stop.wait()
+    await server.stop(config.stop_grace_ms)
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """Set at the first SIGTERM or SIGINT; a second one ends the process at once (what is acknowledged is on disk)."""
+    stop = asyncio.Event()
+
+    def on_signal(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        log.event("signal", number=number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
+    return stop
+
+
+async def _end_on_fatal(node: Node) -> None:
+    _end(await node.wait_fatal())
+
+
+def _end(error: BaseException) -> NoReturn:
+    """End the process at once: nothing that the node holds can be trusted to answer well, nor to be cleaned up."""
+    log.error("fatal", exc=error, reason=str(error))
+    logging.shutdown()
+    os._exit(EXIT_FATAL)
+
+
+def _calm_collector() -> None:
+    """Keep what the start made out of every collection, and collect less often: a full pass is a stall of the loop."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS_MAX, 20, 50)
