@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import logging
 import os
 import sys
@@ -293,7 +294,13 @@ def _console() -> Console:
 
 
 def _print_json(value: Any) -> None:
-    print(msgspec.json.format(msgspec.json.encode(value)).decode())
+    """As the contract writes it, times with milliseconds."""
+    plain = msgspec.to_builtins(value, builtin_types=(datetime,))
+    print(json.dumps(plain, default=_rfc3339, ensure_ascii=False, indent=2))
+
+
+def _rfc3339(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _print_table(head: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec import Raw
 
@@ -106,7 +106,7 @@ class LeaseKeeper:
         self._call_wake()
         self._thread.join()
 
-    def add(self, leases: Iterable[Lease]) -> None:
+    def add(self, leases: Sequence[Lease]) -> None:
         """Renew these from now on."""
         with self._lock:
             for lease in leases:
@@ -198,6 +198,9 @@ class LeaseKeeper:
         try:
             for start in range(0, len(leases), wire.CLAIM_JOBS_MAX):
                 await self._beat(leases[start : start + wire.CLAIM_JOBS_MAX])
+        except Exception:  # the root of a pass: the thread must live on, or every lease is lost
+            logs.failure("heartbeat_broken", leases=len(leases))
+            self._try_again(leases)
         finally:
             self._beating = None
             self._wake.set()

@@ -44,8 +44,11 @@ class Answer(NamedTuple):
     repeated: bool
 
     def decode(self, shape: type[T]) -> T:
-        """The body as `shape`. Raises: msgspec.ValidationError when the server breaks the contract."""
-        return _decode(self.body, self.json, shape)
+        """The body as `shape`. Raises: `RequestError` (`bad_answer`) when it is not: a proxy's, or another version's."""
+        try:
+            return _decode(self.body, self.json, shape)
+        except msgspec.MsgspecError as error:
+            raise errors.made_here("bad_answer", self.status, "Bad answer", f"not the contract's: {error}") from error
 
 
 class Refusal(Exception):

@@ -200,10 +200,12 @@ class _Session:
     async def _claim_until(self, stop: asyncio.Task[Any]) -> BaseException | None:
         """Claim until `stop` is over or claiming is hopeless; in that case, why."""
         claiming = asyncio.ensure_future(self._claim_forever())
-        await asyncio.wait((claiming, stop), return_when=asyncio.FIRST_COMPLETED)
-        if not claiming.done():
-            claiming.cancel()
-            await asyncio.wait((claiming,))
+        try:
+            await asyncio.wait((claiming, stop), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not claiming.done():
+                claiming.cancel()
+                await asyncio.wait((claiming,))
         self._stopping.set()
         return None if claiming.cancelled() else claiming.exception()
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import uuid
 from datetime import UTC, datetime
 
 import msgspec
 import pytest
+from aiohttp import web
 from tests.helpers.fake_server import FakeServer, problem
 
 from horae import AsyncClient, Beat, Client, Ending, Failure, Job, NewJob, errors, wire
@@ -128,6 +130,13 @@ async def test_each_code_has_its_class(
     assert server.counts["/v1/jobs"] == 1
 
 
+async def test_an_answer_that_is_not_the_contracts_is_an_error_of_ours(server: FakeServer, client: AsyncClient) -> None:
+    server.fault("/v1/jobs", web.Response(text="<html>hello</html>"))
+    with pytest.raises(errors.RequestError) as caught:
+        await client.submit("hello")
+    assert caught.value.code == "bad_answer"
+
+
 async def test_it_goes_to_the_leader_that_it_is_told_of(server: FakeServer) -> None:
     async with FakeServer() as other, AsyncClient(other.url) as client:
         other.leader = server.url
@@ -234,8 +243,6 @@ async def test_what_cannot_be_sent_is_refused_here(server: FakeServer, client: A
 def test_the_blocking_client_is_the_same_one() -> None:
     loop = asyncio.new_event_loop()
     fake = loop.run_until_complete(FakeServer().__aenter__())
-    import threading
-
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
