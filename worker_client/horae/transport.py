@@ -44,7 +44,7 @@ class Answer(NamedTuple):
     repeated: bool
 
     def decode(self, shape: type[T]) -> T:
-        """The body as `shape`. Raises: `RequestError` (`bad_answer`) when it is not: a proxy's, or another version's."""
+        """The body as `shape`. Raises: `RequestError` (`bad_answer`) when it is not: it came from something else."""
         try:
             return _decode(self.body, self.json, shape)
         except msgspec.MsgspecError as error:
