@@ -1,0 +1,214 @@
+"""The wire: who is let in, what is kept in order, what a broken or hostile peer costs. Over real loopback sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgpack
+import pytest
+from tests.unit.raft.parts import free_ports
+
+from horae_node.clock import ManualClock, SystemClock
+from horae_node.errors import ConfigError
+from horae_node.raft.port import Member
+from horae_node.raft.transport import FRAME_BYTES_MAX, Message, TcpTransport
+
+
+class Told:
+    """A receiver that writes down what it is told, and lets a test wait for it."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[str, Message]] = []
+        self.links: list[tuple[str, bool]] = []
+        self.news = asyncio.Event()
+
+    def on_messages(self, node_id: str, messages: list[Message]) -> None:
+        self.messages += [(node_id, message) for message in messages]
+        self.news.set()
+
+    def on_connection(self, node_id: str, up: bool) -> None:
+        self.links.append((node_id, up))
+        self.news.set()
+
+    async def wait_links(self, count: int) -> None:
+        async with asyncio.timeout(5):
+            while len(self.links) < count:
+                self.news.clear()
+                await self.news.wait()
+
+    async def wait_messages(self, count: int) -> list[Message]:
+        async with asyncio.timeout(5):
+            while len(self.messages) < count:
+                self.news.clear()
+                await self.news.wait()
+        return [message for _, message in self.messages]
+
+
+class Pair:
+    def __init__(self) -> None:
+        self.members = [Member(f"n{i}", f"127.0.0.1:{port}", "") for i, port in enumerate(free_ports(2), 1)]
+        self.ends: dict[str, TcpTransport] = {}
+        self.told: dict[str, Told] = {}
+
+    async def start(self, node_id: str, cluster: str = "test", members: list[Member] | None = None) -> Told:
+        address = next(m.raft_address for m in self.members if m.node_id == node_id)
+        host, _, port = address.rpartition(":")
+        end = TcpTransport(
+            own_id=node_id,
+            members=members or self.members,
+            cluster=cluster,
+            listen=(host, int(port)),
+            clock=SystemClock(),
+        )
+        self.ends[node_id], self.told[node_id] = end, Told()
+        await end.start(self.told[node_id])
+        return self.told[node_id]
+
+    def send(self, here: str, there: str, *messages: Message) -> None:
+        for message in messages:
+            self.ends[here].send(there, message)
+        self.ends[here].flush()
+
+    async def dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A bare connection to n2."""
+        host, _, port = self.members[1].raft_address.rpartition(":")
+        return await asyncio.open_connection(host, int(port))
+
+
+@pytest.fixture
+async def pair() -> AsyncIterator[Pair]:
+    made = Pair()
+    yield made
+    for end in made.ends.values():
+        await end.stop()
+
+
+def frame(message: Any) -> bytes:
+    body = msgpack.packb(message)
+    return len(body).to_bytes(4) + body
+
+
+HELLO = {"v": 1, "cluster": "test", "node": "n1"}
+
+
+async def connected(pair: Pair) -> tuple[Told, Told]:
+    one, two = await pair.start("n1"), await pair.start("n2")
+    await one.wait_links(1)
+    await two.wait_links(1)
+    return one, two
+
+
+async def test_messages_keep_their_order_both_ways(pair: Pair) -> None:
+    one, two = await connected(pair)
+    sent = [{"type": "x", "number": number, "data": bytes(number)} for number in range(300)]
+    pair.send("n1", "n2", *sent)
+    pair.send("n2", "n1", *sent)
+    assert await two.wait_messages(300) == sent
+    assert await one.wait_messages(300) == sent
+
+
+async def test_entries_packed_once_read_as_sent(pair: Pair) -> None:
+    _, two = await connected(pair)
+    entries = [(b"x" * 900_000, 3, 1), (b"y", 4, 1)]
+    message = {"type": "append_entries", "term": 1, "entries": entries, "seq": 9}
+    pair.send("n1", "n2", message, message | {"seq": 10, "entries": []}, message | {"seq": 11})
+    got = await two.wait_messages(3)
+    assert [m["seq"] for m in got] == [9, 10, 11]
+    assert got[0]["entries"] == got[2]["entries"] == tuple(entries)
+    assert got[1]["entries"] == ()
+
+
+async def test_a_peer_that_comes_back_is_connected_again(pair: Pair) -> None:
+    one, _ = await connected(pair)
+    await pair.ends["n2"].stop()
+    await one.wait_links(2)
+    await pair.start("n2")
+    await one.wait_links(3)
+    assert one.links == [("n2", True), ("n2", False), ("n2", True)]
+
+
+async def test_a_dropped_connection_is_made_anew(pair: Pair) -> None:
+    one, two = await connected(pair)
+    pair.ends["n2"].disconnect("n1", "a test")
+    assert two.links == [("n1", True)], "not within the call"
+    await one.wait_links(3)
+    await two.wait_links(3)
+    assert two.links == [("n1", True), ("n1", False), ("n1", True)]
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        HELLO | {"cluster": "other"},
+        HELLO | {"node": "stranger"},
+        HELLO | {"node": "n2"},
+        HELLO | {"node": 7},
+        HELLO | {"v": 99},
+        "hello",
+    ],
+)
+async def test_who_is_not_of_us_is_refused_with_a_reason(pair: Pair, hello: object) -> None:
+    two = await pair.start("n2")
+    reader, writer = await pair.dial()
+    writer.write(frame(hello) + frame({"type": "x"}))
+    answer = await asyncio.wait_for(reader.read(), 5)
+    assert "refused" in msgpack.unpackb(answer[4:])
+    writer.close()
+    assert (two.links, two.messages) == ([], [])
+
+
+@pytest.mark.parametrize("noise", [b"\xff" * 64, b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x05\xc1\xc1\xc1\xc1\xc1"])
+async def test_noise_ends_the_connection(pair: Pair, noise: bytes) -> None:
+    two = await pair.start("n2")
+    reader, writer = await pair.dial()
+    writer.write(noise)
+    await end_of(reader)
+    writer.close()
+    assert two.links == []
+
+
+async def test_a_frame_that_is_too_large_ends_the_connection(pair: Pair) -> None:
+    two = await pair.start("n2")
+    reader, writer = await pair.dial()
+    writer.write(frame(HELLO))
+    await two.wait_links(1)
+    writer.write((FRAME_BYTES_MAX + 1).to_bytes(4))
+    await end_of(reader)
+    await two.wait_links(2)
+    writer.close()
+
+
+async def test_a_newer_connection_of_a_peer_closes_the_older_one_first(pair: Pair) -> None:
+    two = await pair.start("n2")
+    old_reader, old_writer = await pair.dial()
+    old_writer.write(frame(HELLO))
+    await two.wait_links(1)
+    _, new_writer = await pair.dial()
+    new_writer.write(frame(HELLO))
+    await two.wait_links(3)
+    assert two.links == [("n1", True), ("n1", False), ("n1", True)]
+    await end_of(old_reader)
+    new_writer.write(frame({"type": "x"}))
+    assert await two.wait_messages(1) == [{"type": "x"}]
+    for writer in (old_writer, new_writer):
+        writer.close()
+
+
+async def test_an_address_that_is_taken_is_a_configuration_error(pair: Pair) -> None:
+    await pair.start("n2")
+    host, _, port = pair.members[1].raft_address.rpartition(":")
+    other = TcpTransport(
+        own_id="n1", members=pair.members, cluster="test", listen=(host, int(port)), clock=ManualClock()
+    )
+    with pytest.raises(ConfigError, match=port):
+        await other.start(Told())
+
+
+async def end_of(reader: asyncio.StreamReader) -> None:
+    """Until the other side has closed, whichever way."""
+    try:
+        await asyncio.wait_for(reader.read(), 5)
+    except ConnectionResetError:
+        return
