@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from horae_node import codec
+from horae_node import codec, logs
 from horae_node.clock import Clock
 from horae_node.core import machine, views
 from horae_node.core.commands import ENTRY_VERSION, Header
@@ -20,7 +20,10 @@ from horae_node.core.results import EntryOutcome
 from horae_node.errors import Fatal
 from horae_node.raft.port import SnapshotInfo
 from horae_storage import snapshot
-from horae_storage.kv import Frozen, Store, View
+from horae_storage.errors import StorageFull
+from horae_storage.kv import TXN_BYTES_MAX, Frozen, Store, View
+
+log = logs.get_log("state")
 
 _NO_HEADER = Header(ENTRY_VERSION, 0, 0, 0)
 
@@ -39,6 +42,7 @@ class Applier:
         self._applied_index = self.meta().applied_index
         self._durable_index = self._applied_index
         self._commands_open = 0
+        self._full = False
         self._committed_at_ms = clock.monotonic_ms()
         self._on_entry: Callable[[int, EntryOutcome], None] | None = None
         self._on_install: Callable[[], None] | None = None
@@ -77,8 +81,8 @@ class Applier:
         outcome = machine.apply(index, header, commands, self._store.txn)
         self._applied_index = index
         self._commands_open += len(commands)
-        if self._commands_open >= self._commit_commands:
-            self.commit()
+        if self._commands_open >= self._commit_commands or self._store.dirty_bytes >= TXN_BYTES_MAX // 2:
+            self._try_commit()
         if self._on_entry is not None:
             self._on_entry(index, outcome)
         return outcome
@@ -87,11 +91,28 @@ class Applier:
         """Commit what has been open for the interval; called by the owner's timer."""
         due = self._clock.monotonic_ms() - self._committed_at_ms >= self._commit_interval_ms
         if due and self._applied_index > self._durable_index:
+            self._try_commit()
+
+    def _try_commit(self) -> None:
+        """Commit, or keep the transaction open for a later try when the disk is full: the log still has all of it."""
+        try:
             self.commit()
+        except StorageFull as error:
+            self._commands_open = 0
+            self._committed_at_ms = self._clock.monotonic_ms()
+            if not self._full:
+                log.warning("state_disk_full", reason=str(error))
+            self._full = True
+
+    @property
+    def full(self) -> bool:
+        """The last commit found no room; writes should be turned away until one succeeds."""
+        return self._full
 
     def commit(self) -> None:
-        """Make everything applied durable."""
+        """Make everything applied durable. Raises: `StorageFull` (all writes stay in the open transaction)."""
         self._store.commit()
+        self._full = False
         self._durable_index = self._applied_index
         self._commands_open = 0
         self._committed_at_ms = self._clock.monotonic_ms()
@@ -127,7 +148,7 @@ class Applier:
 
     def close(self) -> None:
         """Commit and close the store."""
-        self.commit()
+        self._try_commit()
         self._store.close()
 
 

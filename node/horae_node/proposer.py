@@ -89,6 +89,7 @@ class Proposer:
         self._queued_bytes = 0
         self._in_flight = 0
         self._scheduled = False
+        self.disk_full = False
         self._loop = asyncio.get_running_loop()
 
     def attach(self, session: Session) -> None:
@@ -100,10 +101,14 @@ class Proposer:
         return self._queued_commands
 
     def require_room(self, *, ending: bool) -> None:
-        """Refuse new work while too much waits; endings are admitted up to twice as much.
+        """Refuse new work while too much waits, or the disk is full; endings are admitted up to twice as much.
 
-        Raises: `NotApplied("rate_limited")`.
+        Raises: `NotApplied`: `rate_limited`, `storage_full`.
         """
+        if self.disk_full and not ending:
+            raise NotApplied(
+                "storage_full", "the leader's disk is nearly full: make room", retry_after_ms=RETRY_AFTER_MS
+            )
         factor = 2 if ending else 1
         if self._queued_commands < QUEUED_COMMANDS_MAX * factor and self._queued_bytes < QUEUED_BYTES_MAX * factor:
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from importlib.metadata import version
 from itertools import islice
@@ -37,6 +38,13 @@ from horae_storage.raft_log import LmdbRaftLog
 HOUSEKEEPING_MS = 50
 """How often the state's commit is considered and the loop's lateness is measured."""
 
+SWITCH_INTERVAL_S = 0.0002
+"""How long a busy loop keeps the interpreter from the log's writer. At 5 ms a sync was noticed seconds late."""
+
+ROOM_CHECK_MS = 1000
+ROOM_BYTES_MIN = 64 << 20
+"""Free disk below which new work is turned away, so that what is in hand can still be finished and logged."""
+
 REOPEN_MS = 100
 """Pause before a leader whose epoch could not be opened tries again."""
 
@@ -60,11 +68,12 @@ class Node:
     # ------------------------------------------------------------------ life
 
     async def start(self) -> None:
-        """Open everything and take part. Raises: `ConfigError`, the storage room's refusals; nothing is left open."""
+        """Open everything and take part. Raises: `ConfigError`, storage's refusals: the process ends then."""
         config, clock = self._config, self._clock
         self._fatal: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._directory = open_directory(config.data_dir, config.cluster, config.node_id)
-        self._store = LmdbStore(self._directory.state)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._store = LmdbStore(self._directory.state, create=not self._directory.initialised)
         self._applier = Applier(
             self._store,
             cluster=config.cluster,
@@ -104,6 +113,7 @@ class Node:
         self._raft.on_fatal(self._on_fatal)
         self._raft.on_peer_clock(self._session.cluster_clock.observe)
         await self._raft.start()
+        self._directory.mark_initialised()
         self._spawn(self._keep_house())
         self._on_role()
         log.event("node_started", applied_index=self._applier.applied_index, term=self._raft.term)
@@ -111,7 +121,9 @@ class Node:
     def _build_raft(self, directory: Directory) -> Raft:
         config = self._config
         limits = LogLimits(tail_bytes=config.log_keep_bytes, tail_entries=config.log_keep_entries)
-        raft_log = LmdbRaftLog(directory.log, post=asyncio.get_running_loop().call_soon_threadsafe)
+        raft_log = LmdbRaftLog(
+            directory.log, asyncio.get_running_loop().call_soon_threadsafe, create=not directory.initialised
+        )
         if len(config.members) == 1:
             return LocalRaft(config.node_id, raft_log, self._applier, limits=limits)
         return PySyncObjRaft(
@@ -205,11 +217,15 @@ class Node:
 
     async def _keep_house(self) -> None:
         """Commit the state when its interval is over, and notice when the loop was held up."""
+        room_checked_ms = 0
         while True:
             before_ms = self._clock.monotonic_ms()
             await asyncio.sleep(HOUSEKEEPING_MS / 1000)
             self._metrics.observe_stall_ms(self._clock.monotonic_ms() - before_ms - HOUSEKEEPING_MS)
             self._applier.maybe_commit()
+            if before_ms - room_checked_ms >= ROOM_CHECK_MS:
+                room_checked_ms = before_ms
+                self._proposer.disk_full = self._applier.full or self._free_bytes() < ROOM_BYTES_MIN
 
     # ------------------------------------------------------------------ views of the whole
 
@@ -259,9 +275,11 @@ class Node:
         )
 
     def _disk(self) -> dict[str, int]:
-        assert self._directory is not None
+        return {"free_bytes": self._free_bytes(), "state_bytes": self._applier.size_bytes()}
+
+    def _free_bytes(self) -> int:
         room = os.statvfs(self._config.data_dir)
-        return {"free_bytes": room.f_bavail * room.f_frsize, "state_bytes": self._applier.size_bytes()}
+        return room.f_bavail * room.f_frsize
 
     def _metric_families(self) -> Iterator[GaugeMetricFamily]:
         status = self._raft.status()
