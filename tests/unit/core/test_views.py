@@ -43,6 +43,14 @@ def test_a_short_page_is_the_last():
     assert views.list_jobs(world.txn, "a", None, 0, 5) == []
 
 
+def test_lists_of_one_state_are_merged_over_neighbours_in_one_queue():
+    world = World()
+    for n, queue in enumerate("aabbaab"):
+        world.do(submit(f"j{n}", queue=queue))
+    assert views.list_jobs(world.txn, None, READY, None, 9) == [7, 6, 5, 4, 3, 2, 1]
+    assert views.list_jobs(world.txn, None, READY, 6, 3) == [5, 4, 3]
+
+
 def test_queues_and_their_counts():
     world = listed_world()
     assert views.queue_names(world.txn, "", 10) == ["a", "ab", "b"]
