@@ -8,7 +8,7 @@ import pytest
 from tests.unit.core.world import World, submit
 
 from horae_node.core import machine, views
-from horae_node.core.commands import TAGS, AdvanceTime, Header, Nothing, OpenEpoch
+from horae_node.core.commands import TAGS, AdvanceTime, CancelJob, CompleteJob, Header, Nothing, OpenEpoch, RequeueJob
 from horae_node.core.digest import state_digest
 from horae_node.core.evolve import evolve
 from horae_node.core.model import FIRST_META
@@ -106,3 +106,14 @@ def test_ready_queues_are_those_that_gained_and_kept():
     entry = world.apply(submit("z", queue="z"), submit("a", queue="a"), submit("p", queue="p", delay_ms=9))
     assert entry.ready_queues == ("a", "z")
     assert world.apply(Nothing()).ready_queues == ()
+
+
+def test_finished_jobs_are_told_in_order_whatever_ended_them():
+    world = World()
+    world.apply(submit("a"), submit("b", ttl_ms=5, priority=-1), submit("c", lease_ms=1000, max_lost=0))
+    world.claim("w", max_jobs=2)
+    entry = world.apply(CompleteJob("a", world.index, None), CancelJob("c"))
+    assert entry.finished == (1,)
+    assert world.apply(CompleteJob("a", world.index - 1, None), RequeueJob("a")).finished == ()
+    world.pass_ms(1000)
+    assert world.apply(AdvanceTime(10)).finished == (3, 2)
