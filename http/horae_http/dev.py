@@ -14,7 +14,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -28,6 +28,7 @@ READY_S: Final = 30.0
 JOB_S: Final = 20.0
 STOP_S: Final = 10.0
 POLL_S: Final = 0.05
+RETRY_S: Final = 0.5
 _COLOURS: Final = (36, 33, 35, 32, 34)
 _NAME_WIDTH: Final = 6
 
@@ -46,11 +47,14 @@ def run_dev(options: DevOptions) -> int:
 
 
 class Printer:
-    """Lines of several processes on one output, each with its origin; coloured on a terminal."""
+    """Lines of several processes on one output, each with its origin; coloured on a terminal.
 
-    def __init__(self) -> None:
-        self.closed = asyncio.Event()
-        """Nobody reads the output any more."""
+    `on_closed` is called once, when nobody reads the output any more.
+    """
+
+    def __init__(self, on_closed: Callable[[], None]) -> None:
+        self._on_closed = on_closed
+        self._closed = False
         self._colours: dict[str, int] = {}
         self._coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
@@ -62,13 +66,14 @@ class Printer:
         self.write(f"{prefix} {line}")
 
     def write(self, text: str) -> None:
-        if self.closed.is_set():
+        if self._closed:
             return
         try:
             print(text, flush=True)
         except BrokenPipeError:
-            self.closed.set()
+            self._closed = True
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes at its end
+            self._on_closed()
 
 
 class _Dev:
@@ -77,8 +82,8 @@ class _Dev:
     def __init__(self, options: DevOptions) -> None:
         self._options = options
         self._urls = list(options.urls.values())
-        self._printer = Printer()
-        self._stop = self._printer.closed
+        self._stop = asyncio.Event()
+        self._printer = Printer(self._stop.set)
         self._refused = asyncio.Event()
         self._again = any((options.data_dir / name).exists() for name in options.urls)
         args = node_args(options, choose_raft_ports(options))
@@ -101,13 +106,15 @@ class _Dev:
                 await self._stop_all()
 
     async def _serve(self, group: asyncio.TaskGroup) -> int:
+        self._printer.say("dev", f"starting {len(self._nodes)} nodes, data in {self._options.data_dir}")
         self._start(group, self._nodes)
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=JOB_S)) as session:
             if await self._until(self._wait_ready(session), READY_S) is None:
                 return self._why_not_ready()
             if self._options.worker:
                 self._start(group, [self._worker])
-                await self._until(self._run_demo_job(session), JOB_S)
+                if not await self._until(self._run_demo_job(session), JOB_S) and not self._stop.is_set():
+                    self._printer.say("dev", f"the demo job was not done within {JOB_S:g} s; the lines above say why")
             leader = await self._until(self._leader(session), JOB_S)
         if not self._stop.is_set():
             self._printer.write(welcome(self._options, leader, self._pids()))
@@ -164,7 +171,7 @@ class _Dev:
         self._printer.say("dev", f"the nodes were not ready within {READY_S:g} s; their lines above say why")
         return 1
 
-    async def _run_demo_job(self, session: aiohttp.ClientSession) -> None:
+    async def _run_demo_job(self, session: aiohttp.ClientSession) -> bool:
         """Submit one job to any node and print what became of it."""
         url = self._urls[0]
         job = await _call(session, "POST", f"{url}/v1/jobs", {"task": "hello", "payload": {"name": "world"}})
@@ -174,11 +181,12 @@ class _Dev:
         result = json.dumps(job["result"], ensure_ascii=False)
         self._printer.say("dev", f"the demo job is {job['state']}, attempt {job['attempt']}: {result}")
         self._worker.settled = True
+        return True
 
     async def _leader(self, session: aiohttp.ClientSession) -> str | None:
         leader: str | None = (await _call(session, "GET", f"{self._urls[0]}/v1/cluster"))["leader"]
         if self._again:
-            self._printer.say("dev", f"{self._options.data_dir} held a cluster: its jobs are here again (horae jobs)")
+            self._printer.say("dev", f"{self._options.data_dir} held a cluster: its jobs are here again")
         return leader
 
     def _pids(self) -> dict[str, int]:
@@ -196,13 +204,13 @@ async def _wait_until_ready(session: aiohttp.ClientSession, url: str) -> None:
 
 
 async def _call(session: aiohttp.ClientSession, method: str, url: str, body: Any = None) -> Any:
-    """One call, tried again by the caller's deadline while the cluster elects. Safe for what is called here."""
+    """One call, tried again until the caller's deadline, as while the cluster elects. A submit may be made twice."""
     while True:
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with session.request(method, url, json=body) as answer:
                 if answer.status < 400:
                     return await answer.json()
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(RETRY_S)
 
 
 def command_name() -> str:
@@ -223,7 +231,7 @@ def welcome(options: DevOptions, leader: str | None, pids: dict[str, int]) -> st
     horae = command_name()
     flag = "" if options.port == 7070 else f" --url {options.urls['n1']}"
     curl = f"curl -s {options.urls['n1']}/v1/jobs -H 'Content-Type: application/json'"
-    lines = ["", f"  Data is kept in {options.data_dir}.", ""]
+    lines = [""]
     for name, url in options.urls.items():
         lines.append(f"  {name}  {url}  pid {pids.get(name, '?')}{'  leader' if name == leader else ''}")
     lines += ["", "  Try, in another terminal:", ""]
@@ -232,5 +240,9 @@ def welcome(options: DevOptions, leader: str | None, pids: dict[str, int]) -> st
     lines += [f"    {horae} jobs{flag}", f"    {horae} cluster{flag}"]
     if leader in pids and options.nodes > 1:
         lines += [f"    kill -9 {pids[leader]}    (the leader: the others go on, and it is started again)"]
-    lines += ["", "  Ctrl-C stops everything. What was acknowledged is there at the next start.", ""]
+    lines += [
+        "",
+        f"  Ctrl-C stops everything. What was acknowledged stays in {options.data_dir} for the next start.",
+        "",
+    ]
     return "\n".join(lines)

@@ -7,11 +7,12 @@ Not here: the configuration alone (`config.py`). Next to read: `runtime.py`.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from horae_node.config import Address, NodeConfig
 from horae_node.errors import ConfigError
@@ -39,25 +40,25 @@ def _require_same_voters(config: NodeConfig) -> None:
     path = config.data_dir / VOTERS_FILE
     ids = [member.node_id for member in config.members]
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = msgspec.json.decode(path.read_bytes(), type=list[str])
     except FileNotFoundError:
-        _write_synced(path, json.dumps(ids) + "\n")
+        _write_synced(path, msgspec.json.encode(ids) + b"\n")
         return
-    except (OSError, ValueError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read ({error}): write the ids of all members into it, as {ids}") from error
     if found != ids:
-        theirs = ", ".join(map(str, found))
+        theirs = ", ".join(found)
         raise ConfigError(
             f"members are {', '.join(ids)}, but {config.data_dir} belongs to a cluster of {theirs}: "
             "this version cannot change the members of a cluster; mend members, or choose another data_dir"
         )
 
 
-def _write_synced(path: Path, text: str) -> None:
+def _write_synced(path: Path, data: bytes) -> None:
     """Whole or not at all, also after a power cut."""
     new = path.with_suffix(".new")
-    with new.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with new.open("wb") as file:
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
     new.replace(path)
