@@ -674,7 +674,11 @@ class Guard:
         if self._pre_vote_won:
             self._pre_vote_won = False
             return
-        if core.election_deadline >= now or not core.connected or now - self._disk_seen[1] > DISK_STALL_S:
+        if core.election_deadline >= now:
+            return
+        # Or a node that reaches no majority would name, and send its callers to, a leader that is long gone.
+        core.forget_leader()
+        if not core.connected or now - self._disk_seen[1] > DISK_STALL_S:
             return
         core.election_deadline = now + core.new_timeout()
         self._pre_vote_id += 1

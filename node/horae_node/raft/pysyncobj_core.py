@@ -262,6 +262,10 @@ class Core:
         self._obj._SyncObj__setState(FOLLOWER)
         self._obj._SyncObj__raftLeader = None
 
+    def forget_leader(self) -> None:
+        """Know of no leader until one is heard again, in whatever term; state, term and vote stay."""
+        self._obj._SyncObj__raftLeader = None
+
     def propose(self, entry: bytes, done: Done) -> None:
         """Queue an entry; `done(result, reason)` is called at once when the queue is full, and may not raise."""
         self._obj._applyCommand(ENTRY_REGULAR + entry, done, None)

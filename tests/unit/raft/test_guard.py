@@ -306,6 +306,15 @@ def test_11_a_node_that_was_cut_off_does_not_depose_the_leader(led: Script) -> N
     assert led["a"].core.term == term
 
 
+def test_11_a_node_that_is_cut_off_knows_of_no_leader(led: Script) -> None:
+    led.isolate("c")
+    led.run("abc", 3000)
+    assert led["c"].core.leader_id is None
+    led.rejoin("c")
+    led.run("abc", 1000)
+    assert led["c"].core.leader_id == "a"
+
+
 def test_11_a_pre_vote_is_refused_while_the_leader_is_heard(led: Script) -> None:
     question = {"type": "pre_vote", "id": 7, "term": 2, "last_log_index": 99, "last_log_term": 1}
     led.tick("a", after_ms=61)
