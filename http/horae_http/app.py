@@ -21,7 +21,7 @@ from horae_http import admin, codec, errors, jobs, openapi, workers
 from horae_http.answer import PROBLEM, Answer
 from horae_http.auth import EVERYBODY, Tokens
 from horae_http.errors import Failure
-from horae_http.forward import LEADER_WAIT_S, Forwarder
+from horae_http.forward import LEADER_WAIT_S, Forwarder, target
 from horae_http.routing import Call, Route, Router, read_query
 from horae_node import logs
 from horae_node.errors import Fatal, NotApplied, OutcomeUnknown
@@ -80,9 +80,9 @@ class App:
         """Set while no request is open."""
         self.idle.set()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Free what the application owns. A second call does nothing."""
-        await self._forwarder.close()
+        self._forwarder.close()
 
     async def handle(self, request: web.BaseRequest) -> Answer:
         """The answer to any request. Raises: ConnectionError when the caller is gone; CancelledError."""
@@ -115,7 +115,7 @@ class App:
         return Answer(problem.status, PROBLEM, _encode(problem))
 
     async def _serve(self, request: web.BaseRequest) -> Answer:
-        path, _, query_text = _target(request).partition("?")
+        path, _, query_text = target(request).partition("?")
         method = request.method
         route, item = self._router.find("GET" if method == "HEAD" else method, path)
         headers = request.headers
@@ -184,9 +184,3 @@ async def read_body(request: web.BaseRequest) -> bytes:
 
 def _body_too_large() -> Failure:
     return Failure("too_large", f"the body has more than {BODY_BYTES_MAX} bytes: send less at once")
-
-
-def _target(request: web.BaseRequest) -> str:
-    """Path and query as they were sent; a proxy may have sent the whole URL."""
-    target = request.raw_path
-    return target if target.startswith("/") else str(request.rel_url)

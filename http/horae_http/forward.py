@@ -11,15 +11,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
+from urllib.parse import urlsplit
 
-import aiohttp
 import msgspec
 from aiohttp import web
-from yarl import URL
 
-from horae.wire import BODY_BYTES_MAX, WAIT_SECONDS_MAX
+from horae.wire import WAIT_SECONDS_MAX
 from horae_http.answer import Answer
 from horae_http.errors import Failure
+from horae_http.line import Broken, Lines, NotSent
 from horae_http.routing import Call, Route
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.service import Service
@@ -28,26 +28,13 @@ LEADER_WAIT_S: Final = 2.0
 """How long a request waits for a leader (API.md): most elections are over by then."""
 PAUSE_S: Final = 0.05
 """Between two tries, where this node still believes in a leader that refused: a heartbeat's time."""
-CONNECT_S: Final = 1.0
 ANSWER_S: Final = WAIT_SECONDS_MAX + 15.0
 """The longest wait of the contract, and time to answer after it."""
-CONNECTIONS_MAX: Final = 1000
-KEEPALIVE_S: Final = 30.0
-"""Less than the server's own, so that no request meets a connection which the leader is just closing."""
 
 PASSED_ON_BY: Final = "Horae-Passed-On-By"
-_REQUEST_HEADERS: Final = ("Content-Type", "Accept", "Authorization", "If-Match")
-_ANSWER_HEADERS: Final = ("Location", "Retry-After", "WWW-Authenticate", "Allow", "ETag")
+_PASSED_HEADERS: Final = ("Content-Type", "Accept", "Authorization", "If-Match")
 
 Serve = Callable[[Route, Call], Awaitable[Answer]]
-
-
-class _NotSent(Exception):
-    """Definite: the leader did not take the request."""
-
-
-class _Broken(Exception):
-    """The request was handed on, or may have been; no whole answer came."""
 
 
 class _Verdict(msgspec.Struct):
@@ -62,13 +49,11 @@ class Forwarder:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._session: aiohttp.ClientSession | None = None
+        self._lines = Lines()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Drop all connections. A second close does nothing."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        self._lines.close()
 
     async def pass_on(self, request: web.BaseRequest, route: Route, call: Call, serve: Serve) -> Answer:
         """The leader's answer, or this node's own (`serve`) when it comes to lead meanwhile.
@@ -84,15 +69,15 @@ class Forwarder:
                 if self._service.leading():
                     return await serve(route, call)
                 if url is None or PASSED_ON_BY in request.headers:
-                    raise _NotSent
+                    raise NotSent
                 return await self._send(url, request, call.raw)
             except NotApplied as error:  # this node led, and no longer does
                 if error.code != "no_leader" or loop.time() + PAUSE_S >= deadline:
                     raise
-            except _NotSent:
+            except NotSent:
                 if loop.time() + PAUSE_S >= deadline:
                     raise _no_leader() from None
-            except _Broken as error:
+            except Broken as error:
                 if not _may_repeat(route, call) or (extended and loop.time() + PAUSE_S >= deadline):
                     raise OutcomeUnknown(str(error)) from error
                 if not extended:
@@ -105,37 +90,31 @@ class Forwarder:
         return self._service.leader_url()
 
     async def _send(self, url: str, request: web.BaseRequest, body: bytes) -> Answer:
-        headers = {name: request.headers[name] for name in _REQUEST_HEADERS if name in request.headers}
-        headers[PASSED_ON_BY] = self._service.node_id
-        session = self._session or self._open()
-        try:
-            async with session.request(
-                request.method,
-                URL(url.rstrip("/") + request.raw_path, encoded=True),
-                data=body or None,
-                headers=headers,
-                allow_redirects=False,
-                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
-            ) as response:
-                content = await response.read()
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise _NotSent(str(error)) from error
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise _Broken(f"the leader's answer did not come: {error or type(error).__name__}") from error
-        if response.status == 503 and _code_of(content) in ("no_leader", "shutting_down"):
-            raise _NotSent("the node that led leads no more")
-        return _answer_of(response, content)
+        reply = await self._lines.ask(url, self._request_bytes(url, request, body), ANSWER_S)
+        if reply.status == 503 and _code_of(reply.body) in ("no_leader", "shutting_down"):
+            raise NotSent("the node that led leads no more")
+        return Answer(reply.status, reply.content_type, reply.body, reply.header_lines)
 
-    def _open(self) -> aiohttp.ClientSession:
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=KEEPALIVE_S),
-            timeout=aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
-            trust_env=False,
-            read_bufsize=min(BODY_BYTES_MAX, 1 << 20),
+    def _request_bytes(self, url: str, request: web.BaseRequest, body: bytes) -> bytes:
+        """The request as it came, but for the headers that concern its connection."""
+        node = urlsplit(url)
+        method = "GET" if request.method == "HEAD" else request.method
+        headers = request.headers
+        passed = "".join(f"{name}: {headers[name]}\r\n" for name in _PASSED_HEADERS if name in headers)
+        head = (
+            f"{method} {node.path.rstrip('/')}{target(request)} HTTP/1.1\r\nHost: {node.netloc}\r\n"
+            f"{passed}{PASSED_ON_BY}: {self._service.node_id}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
-        return self._session
+        # The server's parser lets no line break into a header; should it ever, nothing is passed on.
+        if head.count("\n") != passed.count("\r\n") + 5:
+            raise Failure("malformed", "a header holds a line break")
+        return head.encode("utf-8", "surrogateescape") + body
+
+
+def target(request: web.BaseRequest) -> str:
+    """Path and query as they were sent; a proxy may have sent the whole URL."""
+    raw = request.raw_path
+    return raw if raw.startswith("/") else str(request.rel_url)
 
 
 def _may_repeat(route: Route, call: Call) -> bool:
@@ -153,13 +132,6 @@ def _code_of(content: bytes) -> str:
         return _verdict(content).code
     except msgspec.MsgspecError:
         return ""
-
-
-def _answer_of(response: aiohttp.ClientResponse, content: bytes) -> Answer:
-    """The leader's answer as it came; `Horae-Node` and `Horae-Leader` are added as to any answer."""
-    lines = "".join(f"{name}: {response.headers[name]}\r\n" for name in _ANSWER_HEADERS if name in response.headers)
-    kind = response.headers.get("Content-Type", "")
-    return Answer(response.status, kind.encode("latin-1"), content, lines.encode("latin-1"))
 
 
 def _no_leader() -> Failure:

@@ -52,7 +52,7 @@ class Running:
         except TimeoutError:
             pass
         await self._connections.shutdown(CLOSE_S)
-        await self._app.close()
+        self._app.close()
 
 
 async def start_server(app: App, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> Running:

@@ -19,9 +19,11 @@ from horae_node.errors import ConfigError, Fatal, NotApplied
 def test_it_runs_on_uvloop_too() -> None:
     async def session() -> None:
         service = FakeService()
-        running = await start_server(build_app(service, metrics_text=lambda: b""), "127.0.0.1", 0)
+        leader = await start_server(build_app(service, metrics_text=lambda: b""), "127.0.0.1", 0)
+        follower = FakeService("n2", leads=False, leader_url=f"http://127.0.0.1:{leader.port}")
+        running = await start_server(build_app(follower, metrics_text=lambda: b""), "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
-        writer.write(b"GET /readyz HTTP/1.1\r\nHost: a\r\n\r\n")
+        writer.write(b"GET /v1/cluster HTTP/1.1\r\nHost: a\r\n\r\n")
         assert (await _read_answer(reader))[0].startswith(b"HTTP/1.1 200 OK")
         service.gate = asyncio.Event()
         body = b'{"worker":"w","queues":["default"]}'
@@ -30,6 +32,7 @@ def test_it_runs_on_uvloop_too() -> None:
         writer.close()
         await asyncio.wait_for(service.cancelled.wait(), 10)
         await running.stop(1000)
+        await leader.stop(1000)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(session())

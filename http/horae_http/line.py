@@ -1,0 +1,204 @@
+"""Kept connections to the leader: bytes of a request there, the parsed head and the body of its answer back.
+
+It speaks to nodes of ours only, one request at a time on a connection, and knows exactly whether a request was handed
+on, which a general client hides behind its own repeats (and costs three times as much, on the way of two requests in
+three behind a plain balancer). Not here: what may be sent again. Next to read: `forward.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import Final, NamedTuple, cast
+from urllib.parse import urlsplit
+
+CONNECT_S: Final = 1.0
+KEEPALIVE_S: Final = 30.0
+"""Less than the server's own, so that no request meets a connection which the leader is just closing."""
+CONNECTIONS_MAX: Final = 4096
+"""Each waiting claim holds one."""
+HEAD_BYTES_MAX: Final = 64 * 1024
+
+_KEPT_LINES: Final = frozenset({b"location", b"retry-after", b"www-authenticate", b"allow", b"etag"})
+
+
+class NotSent(Exception):
+    """Definite: the other node did not take the request."""
+
+
+class Broken(Exception):
+    """The request was handed on, or may have been; no whole answer came."""
+
+
+class Reply(NamedTuple):
+    status: int
+    content_type: bytes
+    header_lines: bytes
+    """Those that an answer of the contract may have of its own, each ending in CRLF."""
+    body: bytes
+
+
+class Lines:
+    """The connections of one node to others. Use and close it on one loop."""
+
+    def __init__(self) -> None:
+        self._idle: list[_Line] = []
+        self._url = ""
+        """Whom the idle ones lead to: there is one leader."""
+        self._open = 0
+
+    def close(self) -> None:
+        """Drop the idle connections; those in use end with their request. A second call does nothing."""
+        for line in self._idle:
+            line.abort()
+        self._idle.clear()
+
+    async def ask(self, url: str, request: bytes, timeout_s: float) -> Reply:
+        """The answer to `request` (head and body as HTTP/1.1 has them) of the node at `url`.
+
+        A cancelled caller closes the connection, which tells the other node. Raises: `NotSent`, `Broken`.
+        """
+        if url != self._url:
+            self.close()
+            self._url = url
+        if self._open >= CONNECTIONS_MAX:
+            raise NotSent(f"{CONNECTIONS_MAX} requests are on their way already")
+        self._open += 1
+        line: _Line | None = None
+        try:
+            line = self._take() or await _connect(url)
+            async with asyncio.timeout(timeout_s):
+                reply = await line.send(request)
+        except TimeoutError as error:
+            raise Broken(f"no answer came within {timeout_s:g} s") from error
+        finally:
+            self._open -= 1
+            self._put(line, url)
+        return reply
+
+    def _take(self) -> _Line | None:
+        now = asyncio.get_running_loop().time()
+        while self._idle:
+            line = self._idle.pop()
+            if line.usable and now - line.idle_since < KEEPALIVE_S:
+                return line
+            line.abort()
+        return None
+
+    def _put(self, line: _Line | None, url: str) -> None:
+        if line is None:
+            return
+        if line.usable and url == self._url:
+            line.idle_since = asyncio.get_running_loop().time()
+            self._idle.append(line)
+        else:
+            line.abort()
+
+
+async def _connect(url: str) -> _Line:
+    parts = urlsplit(url)
+    secure = ssl.create_default_context() if parts.scheme == "https" else None
+    port = parts.port or (443 if secure else 80)
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            loop = asyncio.get_running_loop()
+            _, line = await loop.create_connection(_Line, parts.hostname, port, ssl=secure)
+    except (OSError, TimeoutError) as error:
+        raise NotSent(f"{url} cannot be reached: {error or 'no connection in time'}") from error
+    return line
+
+
+class _Line(asyncio.Protocol):
+    """One connection. `usable` when it is open and no request is on it."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._answer: asyncio.Future[Reply] | None = None
+        self._received = bytearray()
+        self._head: Reply | None = None
+        self._whole_bytes = 0
+        self._last = False
+        self.idle_since = 0.0
+
+    @property
+    def usable(self) -> bool:
+        return self._answer is None and self._transport is not None and not self._transport.is_closing()
+
+    def abort(self) -> None:
+        """Close at once. A second call does nothing."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def send(self, request: bytes) -> Reply:
+        """The answer. Raises: `Broken`. After that, or when cancelled, the connection is not usable."""
+        assert self._transport is not None
+        assert self._answer is None
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        reply = await self._answer
+        self._answer = None
+        if self._last:
+            self.abort()
+        return reply
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._fail(f"the connection ended: {exc or 'closed by the other side'}")
+
+    def data_received(self, data: bytes) -> None:
+        answer = self._answer
+        if answer is None or answer.done():
+            self._fail("bytes came that nobody asked for")
+            return
+        self._received += data
+        if (self._head is None and not self._parse_head()) or len(self._received) < self._whole_bytes:
+            return
+        assert self._head is not None
+        if len(self._received) > self._whole_bytes:
+            self._fail("more came than was asked for")
+            return
+        answer.set_result(self._head._replace(body=bytes(self._received)))
+        self._received.clear()
+        self._head = None
+
+    def _parse_head(self) -> bool:
+        """Take a whole head off the bytes received; False when it is not there yet, or is none."""
+        end = self._received.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._received) > HEAD_BYTES_MAX:
+                self._fail("the head of the answer has no end")
+            return False
+        try:
+            self._read_head(bytes(self._received[:end]).split(b"\r\n"))
+        except ValueError:
+            self._fail("the head of the answer is none of ours")
+            return False
+        del self._received[: end + 4]
+        return True
+
+    def _read_head(self, lines: list[bytes]) -> None:
+        status, content_type, kept, self._whole_bytes = int(lines[0][9:12]), b"", b"", 0
+        for line in lines[1:]:
+            name, _, value = line.partition(b":")
+            name = name.lower()
+            if name == b"content-length":
+                self._whole_bytes = int(value)
+            elif name == b"content-type":
+                content_type = value.strip()
+            elif name in _KEPT_LINES:
+                kept += line + b"\r\n"
+            elif name == b"connection":
+                self._last = b"close" in value.lower()
+            elif name == b"transfer-encoding":
+                raise ValueError
+        if not 200 <= status <= 599 or self._whole_bytes < 0:
+            raise ValueError
+        self._head = Reply(status, content_type, kept, b"")
+
+    def _fail(self, why: str) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(Broken(why))
+        self.abort()
