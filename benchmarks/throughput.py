@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -112,7 +112,8 @@ class Result:
     written_bytes_per_unit: dict[str, float]
     cpu_us_per_unit: dict[str, float]
     loop_stall_max_s: float
-    yardstick: list[float] = field(default_factory=list)
+    entries: int
+    """Log entries that carried it: what it shares of each entry's fixed cost."""
 
     def line(self, yardstick: float) -> dict[str, Any]:
         """What is printed as JSON."""
@@ -132,6 +133,7 @@ class Result:
             "p99_ms": round(self.outcome.percentile_ms(0.99), 2),
             "written_bytes_per_unit": {name: round(b) for name, b in self.written_bytes_per_unit.items()},
             "cpu_us_per_unit": {name: round(us, 1) for name, us in self.cpu_us_per_unit.items()},
+            "units_per_entry": round(self.outcome.acknowledged / max(1, self.entries), 1),
             "loop_stall_max_ms": round(self.loop_stall_max_s * 1000, 1),
             "ran_dry": self.outcome.dry,
             "errors": dict(self.outcome.errors),
@@ -184,6 +186,7 @@ class Run:
     async def _measure(self, figure: Figure) -> Result:
         seconds = self._options.seconds
         profiles = self._start_profiles(figure)
+        before = await metrics(self._leader.http_port)
         written, cpu = self._written(), self._cpu()
         outcome = await self._load(self._leader.http_port, figure.connections, figure.loop, seconds)
         units = max(1, outcome.acknowledged)
@@ -191,10 +194,11 @@ class Run:
         cpu = {name: (after - cpu[name]) * 1e6 / units for name, after in self._cpu().items()}
         for profile in profiles:
             await asyncio.to_thread(profile.wait)
-        stall_s = (await metrics(self._leader.http_port)).get("horae_loop_stall_max_seconds", float("nan"))
+        after = await metrics(self._leader.http_port)
+        entries = round(after["horae_raft_applied_index"] - before["horae_raft_applied_index"])
         await self._note_problems(figure, outcome)
         value = outcome.percentile_ms(0.5) if figure.at_most else outcome.rate
-        return Result(figure, outcome, value, written, cpu, stall_s)
+        return Result(figure, outcome, value, written, cpu, after["horae_loop_stall_max_seconds"], entries)
 
     async def _note_problems(self, figure: Figure, outcome: Outcome) -> None:
         if outcome.errors:
@@ -264,7 +268,7 @@ def show(console: Console, run: Run, cluster: Cluster, leader: Node) -> None:
 def _figures_table(run: Run) -> Table:
     table = Table(title="throughput", title_justify="left")
     table.add_column("figure")
-    for heading in ("value", "÷ yardstick", "floor", "prototype", "p50 ms", "p99 ms", "stall ms", "errors"):
+    for heading in ("value", "÷ yardstick", "floor", "prototype", "p50 ms", "p99 ms", "an entry", "stall ms", "errors"):
         table.add_column(heading, justify="right")
     for result in run.results:
         figure, outcome = result.figure, result.outcome
@@ -278,6 +282,7 @@ def _figures_table(run: Run) -> Table:
             f"{figure.prototype:g}",
             f"{outcome.percentile_ms(0.5):.2f}",
             f"{outcome.percentile_ms(0.99):.2f}",
+            f"{outcome.acknowledged / max(1, result.entries):.1f}",
             f"{result.loop_stall_max_s * 1000:.0f}",
             str(outcome.errors.total()),
         )
@@ -372,7 +377,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=5.0, help="counted time of each figure (5)")
     parser.add_argument("--yardstick-seconds", type=float, default=2.0, help="counted time of each yardstick run (2)")
     parser.add_argument("--nodes", type=int, default=3, choices=(1, 3, 5), help="nodes of the cluster (3)")
-    parser.add_argument("--client", default="raw", choices=tuple(CLIENTS), help="what loads nodes and yardstick (raw)")
+    parser.add_argument(
+        "--client", default="aiohttp", choices=tuple(CLIENTS), help="what loads nodes and yardstick (aiohttp)"
+    )
     parser.add_argument("--only", action="append", choices=names, help="this figure alone; may be repeated")
     parser.add_argument("--dir", type=Path, help="where data directories go (the system's temporary directory)")
     parser.add_argument("--keep", action="store_true", help="leave data, logs and profiles behind")
