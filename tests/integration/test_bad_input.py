@@ -44,7 +44,7 @@ BAD_BODIES = [
     bad("not-utf8", JOBS, b'{"task":"\xff"}', 400, "malformed"),
     bad("nan", JOBS, b'{"task":"t","delay_seconds":NaN}', 400, "malformed"),
     bad("lone-surrogate", JOBS, b'{"task":"\\ud800"}', 400, "malformed"),
-    bad("lone-surrogate-payload", JOBS, b'{"task":"t","payload":{"a":["\\udc00"]}}', 400, "malformed", "/payload"),
+    bad("lone-surrogate-payload", JOBS, b'{"task":"t","payload":{"a":["\\udc00"]}}', 400, "malformed"),
     bad("list", JOBS, [], 422, "invalid"),
     bad("no-task", JOBS, {"queue": "bad"}, 422, "invalid", "/task"),
     bad("task-number", JOBS, job(task=5), 422, "invalid", "/task"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.helpers.api import Answer
+from tests.helpers.api import Answer, Api
 from tests.helpers.cluster import Cluster, NodeProcess, poll, running_cluster
 from tests.helpers.story import (
     DEADLINE_SECONDS,
@@ -77,42 +78,45 @@ def without_lease(job: Any) -> Any:
     return job | {"lease_expires_at": None}
 
 
-async def test_without_a_majority(cluster: Cluster, leader: NodeProcess) -> None:
-    dead = [await cluster.follower(), leader]
-    left = next(node for node in cluster.nodes if node not in dead)
-    for node in dead:
+@contextlib.asynccontextmanager
+async def killed(cluster: Cluster, *nodes: NodeProcess) -> AsyncIterator[None]:
+    """These nodes are dead meanwhile, and back and ready afterwards."""
+    for node in nodes:
         cluster.kill(node)
-    for method, path, body in [("POST", "/v1/jobs", {"task": "t"}), ("GET", "/v1/jobs/none", None)]:
+    try:
+        yield
+    finally:
+        for node in nodes:
+            cluster.start(node)
+        await cluster.wait_ready()
 
-        async def look(method: str = method, path: str = path, body: Any = body) -> Answer | None:
-            answer = await cluster.api.call(method, path, body, url=left.url)
-            return answer if answer.code == "no_leader" else None
 
-        answer: Answer = await poll("the node knows that no one leads", look)
-        require_problem(answer, 503, "no_leader")
-        assert int(answer.headers["Retry-After"]) >= 1
-        assert "Horae-Leader" not in answer.headers
-    (await cluster.api.call("GET", "/healthz", url=left.url)).expect(200)
-    assert (await cluster.api.call("GET", "/readyz", url=left.url)).status == 503
-    assert (await cluster.api.call("GET", "/v1/jobs?consistency=local", url=left.url)).expect(200)["jobs"]
-    for node in dead:
-        cluster.start(node)
-    await cluster.wait_ready()
+async def test_without_a_majority(cluster: Cluster, leader: NodeProcess, follower: NodeProcess) -> None:
+    left = next(node for node in cluster.nodes if node not in (leader, follower))
+    async with killed(cluster, leader, follower):
+        for method, path, body in [("POST", "/v1/jobs", {"task": "t"}), ("GET", "/v1/jobs/none", None)]:
+
+            async def look(method: str = method, path: str = path, body: Any = body) -> Answer | None:
+                answer = await cluster.api.call(method, path, body, url=left.url)
+                return answer if answer.code == "no_leader" else None
+
+            answer: Answer = await poll("the node says that no one leads", look)
+            require_problem(answer, 503, "no_leader")
+            assert int(answer.headers["Retry-After"]) >= 1
+            assert "Horae-Leader" not in answer.headers
+        (await cluster.api.call("GET", "/healthz", url=left.url)).expect(200)
+        assert (await cluster.api.call("GET", "/readyz", url=left.url)).status == 503
+        assert (await cluster.api.call("GET", "/v1/jobs?consistency=local", url=left.url)).expect(200)["jobs"]
     (await cluster.api.call_until_answered("POST", "/v1/jobs", {"task": "t", "id": "after"})).expect(201)
 
 
-async def test_a_leader_alone_serves_no_one(cluster: Cluster, leader: NodeProcess) -> None:
-    """Its followers gone, it may believe that it leads, but acknowledges nothing."""
-    for node in cluster.nodes:
-        if node is not leader:
-            cluster.kill(node)
+async def test_a_leader_alone_acknowledges_nothing(cluster: Cluster, leader: NodeProcess) -> None:
     body = {"task": "t", "id": "alone"}
-    answer = await cluster.api.call("POST", "/v1/jobs", body, url=leader.url)
-    assert (answer.status, answer.code) in {(503, "no_leader"), (504, "outcome_unknown")}
-    for node in cluster.nodes:
-        if node is not leader:
-            cluster.start(node)
-    await cluster.wait_ready()
+    async with killed(cluster, *[node for node in cluster.nodes if node is not leader]):
+        answer = await cluster.api.call("POST", "/v1/jobs", body, url=leader.url)
+        assert (answer.status, answer.code) in {(503, "no_leader"), (504, "outcome_unknown")}
+        read = await cluster.api.call("GET", "/v1/jobs/after", url=leader.url)
+        assert (read.status, read.code) == (503, "no_leader")
     assert (await cluster.api.call_until_answered("POST", "/v1/jobs", body)).status in (200, 201)
 
 
@@ -121,15 +125,38 @@ async def test_a_claim_parked_on_a_leader_that_dies(
 ) -> None:
     """Asked through a follower, it goes on waiting at the new leader, or is told to ask again: never left hanging."""
     q = Queue(cluster.api, "parked", follower.url)
-    claim_body = {"worker": "w", "queues": ["parked"], "wait_seconds": 20, "claim_id": "parked-1"}
-    waiting = asyncio.create_task(cluster.api.call_until_answered("POST", "/v1/claims", claim_body, wait_seconds=20))
+    body = {"worker": "w", "queues": [q.name], "wait_seconds": 20, "claim_id": "parked-1"}
+    waiting = asyncio.create_task(cluster.api.call_until_answered("POST", "/v1/claims", body, wait_seconds=20))
     await waiting_claims(cluster, leader, 1)
-    cluster.kill(leader)
-    made = (
-        await cluster.api.call_until_answered("POST", "/v1/jobs", {"task": "t", "queue": "parked", "id": "parked-job"})
-    ).expect(201)
-    (claimed,) = (await asyncio.wait_for(waiting, DEADLINE_SECONDS)).expect(200)["jobs"]
-    assert claimed["id"] == made["id"]
-    (await q.end("complete", claimed)).expect(200)
-    cluster.start(leader)
-    await cluster.wait_ready()
+    async with killed(cluster, leader):
+        job = {"task": "t", "queue": q.name, "id": "parked-job"}
+        (await cluster.api.call_until_answered("POST", "/v1/jobs", job)).expect(201)
+        (claimed,) = (await asyncio.wait_for(waiting, DEADLINE_SECONDS)).expect(200)["jobs"]
+        assert claimed["id"] == "parked-job"
+        path = "/v1/jobs/parked-job/complete"
+        (await q.api.call_until_answered("POST", path, {"lease_token": claimed["lease_token"]})).expect(200)
+
+
+async def test_a_leader_that_was_paused_does_no_harm(cluster: Cluster, leader: NodeProcess) -> None:
+    """It wakes in the belief that it leads; the others have gone on without it."""
+    others = [node for node in cluster.nodes if node is not leader]
+    job = {"task": "t", "queue": "paused", "id": "held", "lease_seconds": 600}
+    (await cluster.api.call_until_answered("POST", "/v1/jobs", job)).expect(201)
+    body = {"worker": "w", "queues": ["paused"], "claim_id": "held-1"}
+    (held,) = (await cluster.api.call_until_answered("POST", "/v1/claims", body)).expect(200)["jobs"]
+    cluster.pause(leader)
+    try:
+
+        async def another_leads() -> bool:
+            views = [await cluster.view(node) for node in others]
+            return any(view is not None and view["role"] == "leader" for view in views)
+
+        await poll("another leads", another_leads)
+        path, end = "/v1/jobs/held/complete", {"lease_token": held["lease_token"]}
+        async with Api(lambda: [node.url for node in others]) as api:
+            (await api.call_until_answered("POST", path, end)).expect(200)
+    finally:
+        cluster.resume(leader)
+    read = (await cluster.api.call("GET", "/v1/jobs/held", url=leader.url)).expect(200)
+    assert read["state"] == "succeeded"
+    assert (await cluster.api.call("POST", "/v1/claims", body, url=leader.url)).expect(200)["jobs"] == []
