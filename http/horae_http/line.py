@@ -102,7 +102,7 @@ async def _connect(url: str) -> _Line:
     try:
         async with asyncio.timeout(CONNECT_S):
             loop = asyncio.get_running_loop()
-            _, line = await loop.create_connection(_Line, parts.hostname, port, ssl=secure)
+            _, line = await loop.create_connection(_Line, parts.hostname or "", port, ssl=secure)
     except (OSError, TimeoutError) as error:
         raise NotSent(f"{url} cannot be reached: {error or 'no connection in time'}") from error
     return line
