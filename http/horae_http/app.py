@@ -127,7 +127,7 @@ class App:
                 raise Failure("shutting_down", "this node is going down: nothing was done, ask another one")
         query = read_query(query_text, route.query) if query_text else self._no_query[route.query]
         raw = await read_body(request) if request.body_exists else b""
-        packed = codec.negotiate(headers.get("Content-Type"), headers.get("Accept"), has_body=bool(raw))
+        packed = codec.negotiate(codec.declared_type(headers), headers.get("Accept"), has_body=bool(raw))
         call = Call(item, query, raw, holder, packed, stopping=self.stopping)
         service = self._service
         if service.leading() or not route.leader or getattr(query, "consistency", None) == "local":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -24,6 +24,7 @@ T = TypeVar("T", bound=Struct)
 
 JSON_TYPES: Final = frozenset({"application/json", "text/json"})
 MSGPACK_TYPES: Final = frozenset({"application/msgpack", "application/x-msgpack", "application/vnd.msgpack"})
+CURL_DEFAULT_TYPE: Final = "application/x-www-form-urlencoded"
 _UTF8: Final = frozenset({"utf-8", "utf8", "us-ascii"})
 _NEGOTIATED_MAX = 256
 
@@ -35,6 +36,15 @@ _negotiated: dict[tuple[str | None, str | None, bool], tuple[bool, bool]] = {}
 
 
 # ---------------------------------------------------------------- negotiation
+
+
+def declared_type(headers: Mapping[str, str]) -> str | None:
+    """The body's type as the caller meant it: curl's default for `-d` says nothing, so it is JSON like a missing one.
+
+    Not so when an Origin is there: a page in a browser can send that type across sites, and always adds the Origin.
+    """
+    declared = headers.get("Content-Type")
+    return None if declared == CURL_DEFAULT_TYPE and "Origin" not in headers else declared
 
 
 def negotiate(content_type: str | None, accept: str | None, *, has_body: bool) -> tuple[bool, bool]:

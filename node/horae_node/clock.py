@@ -86,9 +86,10 @@ class ClusterClock:
     def now_ms(self) -> int:
         """Cluster time, ms since the Unix epoch."""
         mono = self._clock.monotonic_ms()
-        offsets = sorted(o for o, seen in self._offsets.values() if mono - seen < self.STALE_MS)
-        own = self._clock.wall_ms() - mono
-        offsets = sorted([*offsets, own])
+        oldest = mono - self.STALE_MS
+        offsets = [offset for offset, seen in self._offsets.values() if seen > oldest]
+        offsets.append(self._clock.wall_ms() - mono)
+        offsets.sort()
         return mono + offsets[(len(offsets) - 1) // 2]
 
     def skew_ms(self) -> dict[str, int]:

@@ -41,6 +41,7 @@ def _second_text(second: int) -> str:
     return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
+@lru_cache(maxsize=8192)
 def moment_text(ms: int) -> str:
     """RFC 3339 in UTC with milliseconds."""
     second, rest = divmod(ms, 1000)
@@ -79,18 +80,13 @@ class Clocks:
         return moment_text(self.now_ms + lease_moment - self.lease_clock)
 
 
-def _spec_and_run(view: View, seq: int) -> tuple[JobSpec, Run]:
-    spec, run = views.spec(view, seq), views.run(view, seq)
+def job_view(view: View, seq: int, clocks: Clocks, spec: JobSpec | None = None) -> wire.JobView:
+    """The job numbered `seq`; `spec` when the caller has it as it is stored. Raises: `Gone`."""
+    run = views.run(view, seq)
+    spec = spec or views.spec(view, seq)
     if spec is None or run is None:
         raise Gone(f"job number {seq} is gone")
-    return spec, run
-
-
-def job_view(view: View, seq: int, clocks: Clocks) -> wire.JobView:
-    """The job numbered `seq`. Raises: `Gone`."""
-    spec, run = _spec_and_run(view, seq)
-    failed = run.failures or run.lost
-    errors = [_error_view(error) for error in views.errors(view, seq)] if failed else []
+    errors = [_error_view(error) for error in views.errors(view, seq)] if run.failures or run.lost else []
     progress = views.progress(view, seq) if run.token else None
     result = views.result(view, seq) if run.state == State.SUCCEEDED else None
     return wire.JobView(
@@ -139,7 +135,9 @@ def job_view(view: View, seq: int, clocks: Clocks) -> wire.JobView:
 
 def claimed_job(view: View, seq: int, token: int, clocks: Clocks) -> wire.ClaimedJob:
     """The job numbered `seq` as its claim's answer carries it. Raises: `Gone`."""
-    spec, run = _spec_and_run(view, seq)
+    spec, run = views.spec(view, seq), views.run(view, seq)
+    if spec is None or run is None:
+        raise Gone(f"job number {seq} is gone")
     progress = views.progress(view, seq)
     error = views.last_error(view, seq) if run.failures or run.lost else None
     return wire.ClaimedJob(

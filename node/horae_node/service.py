@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TypeVar
 
 from horae import wire
@@ -16,7 +17,7 @@ from horae_node import reads, translate
 from horae_node.applier import Applier
 from horae_node.core import views
 from horae_node.core.commands import CancelJob, Command, DeleteJob, RequeueJob, RunJobNow, SubmitBatch, SubmitJob
-from horae_node.core.model import FINISHED
+from horae_node.core.model import FINISHED, JobSpec
 from horae_node.core.results import BatchSubmitted, Done, EntryOutcome, Heartbeat, Outcome, Rejected, Submitted
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.leader.session import LeaderSession
@@ -126,7 +127,7 @@ class Service:
         self._proposer = proposer
         self._session = session
         self._finishes = finishes
-        self._commands = metrics.commands
+        self._counter = cache(metrics.commands.labels)
         self._cluster_view = cluster_view
         self._leader_known: list[asyncio.Future[None]] = []
 
@@ -201,9 +202,9 @@ class Service:
         now_ms = self._session.now_ms()
         command = translate.submit_command(request, now_ms)
         outcome = await self._proposer.run_one(command, _due_now((command,), now_ms))
-        self._commands.labels("submit").inc()
+        self._counter("submit").inc()
         submitted = _accepted(outcome, Submitted)
-        return self._render(submitted.seq), submitted.created
+        return self._render(submitted.seq, self._clocks(), _stored_spec(command, submitted)), submitted.created
 
     async def submit_batch(
         self, requests: Sequence[wire.SubmitRequest], *, atomic: bool
@@ -212,18 +213,22 @@ class Service:
         self._proposer.require_room(ending=False)
         now_ms = self._session.now_ms()
         commands = [translate.submit_command(request, now_ms) for request in requests]
-        self._commands.labels("submit").inc(len(commands))
+        self._counter("submit").inc(len(commands))
         due_now = _due_now(commands, now_ms)
         if atomic:
             outcome = await self._proposer.run_one(SubmitBatch(tuple(commands)), due_now)
             jobs = _accepted(outcome, BatchSubmitted, "/jobs").jobs
-            return [(self._render(job.seq), job.created) for job in jobs]
+            clocks = self._clocks()
+            return [(self._render(job.seq, clocks), job.created) for job in jobs]
         results = await self._proposer.run(commands, due_now)
-        return [self._submitted(result) for result in results]
+        clocks = self._clocks()
+        return [self._submitted(command, result, clocks) for command, result in zip(commands, results, strict=True)]
 
-    def _submitted(self, result: Outcome | NotApplied | OutcomeUnknown) -> tuple[wire.JobView, bool] | Failure:
+    def _submitted(
+        self, command: SubmitJob, result: Outcome | NotApplied | OutcomeUnknown, clocks: reads.Clocks
+    ) -> tuple[wire.JobView, bool] | Failure:
         if isinstance(result, Submitted):
-            return self._render(result.seq), result.created
+            return self._render(result.seq, clocks, _stored_spec(command, result)), result.created
         return _failure(result)
 
     async def job(self, job_id: str, *, wait_ms: int = 0, local: bool = False) -> wire.JobView:
@@ -236,7 +241,7 @@ class Service:
             if not local and not self._session.open:
                 raise NotApplied("no_leader", "this node no longer leads; ask the new leader")
             seq = self._find(job_id)
-        return self._render(seq)
+        return self._render(seq, self._clocks())
 
     async def jobs(
         self, *, queue: str | None, state: str | None, limit: int, cursor: str | None, local: bool = False
@@ -262,13 +267,13 @@ class Service:
 
     async def delete(self, job_id: str) -> None:
         _accepted(await self._proposer.run_one(DeleteJob(job_id)), Done)
-        self._commands.labels("delete").inc()
+        self._counter("delete").inc()
 
     async def _change(self, kind: str, command: Command) -> wire.JobView:
         """One command about one job; the job as it is then."""
         done = _accepted(await self._proposer.run_one(command), Done)
-        self._commands.labels(kind).inc()
-        return self._render(done.seq)
+        self._counter(kind).inc()
+        return self._render(done.seq, self._clocks())
 
     # ------------------------------------------------------------------ workers
 
@@ -284,7 +289,7 @@ class Service:
             self._session.abandon(waiter)
             raise
         if grants:
-            self._commands.labels("claim").inc(len(grants))
+            self._counter("claim").inc(len(grants))
         view, clocks = self._applier.view, self._clocks()
         jobs = [reads.claimed_job(view, seq, token, clocks) for seq, token in grants if _exists(view, seq)]
         return Delivery(wire.ClaimAnswer(jobs=jobs), grants, waiter, self._session)
@@ -295,7 +300,7 @@ class Service:
         if not request.leases:
             return wire.HeartbeatAnswer(leases=[])
         results = await self._proposer.run([translate.heartbeat_command(beat) for beat in request.leases])
-        self._commands.labels("heartbeat").inc(len(results))
+        self._counter("heartbeat").inc(len(results))
         clocks = self._clocks()
         statuses = [
             _lease_status(beat.job_id, result, clocks) for beat, result in zip(request.leases, results, strict=True)
@@ -327,8 +332,11 @@ class Service:
         """One result an item, in order."""
         self._proposer.require_room(ending=True)
         results = await self._proposer.run([translate.ending_command(item) for item in request.leases])
-        self._commands.labels("end_many").inc(len(results))
-        return [self._render(result.seq) if isinstance(result, Done) else _failure(result) for result in results]
+        self._counter("end_many").inc(len(results))
+        clocks = self._clocks()
+        return [
+            self._render(result.seq, clocks) if isinstance(result, Done) else _failure(result) for result in results
+        ]
 
     # ------------------------------------------------------------------ the cluster
 
@@ -356,15 +364,20 @@ class Service:
             raise Refused("not_found", f"there is no job {job_id!r}")
         return seq
 
-    def _render(self, seq: int) -> wire.JobView:
+    def _render(self, seq: int, clocks: reads.Clocks, spec: JobSpec | None = None) -> wire.JobView:
         try:
-            return reads.job_view(self._applier.view, seq, self._clocks())
+            return reads.job_view(self._applier.view, seq, clocks, spec)
         except reads.Gone as error:
             raise Refused("not_found", "the job's record is gone: its retention is over or it was deleted") from error
 
 
 def _exists(view: View, seq: int) -> bool:
     return views.run(view, seq) is not None
+
+
+def _stored_spec(command: SubmitJob, submitted: Submitted) -> JobSpec | None:
+    """The job's spec as it is stored, where that is known without a look; None where it is not."""
+    return command.spec if submitted.created and command.spec.ttl_ms is None else None
 
 
 def _due_now(commands: Sequence[SubmitJob], now_ms: int) -> dict[str, int]:

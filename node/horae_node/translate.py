@@ -29,9 +29,9 @@ def span_ms(seconds: float) -> int:
 
 
 def moment_ms(moment: datetime) -> int:
-    """A moment as ms since the Unix epoch; a finer part is dropped, as the contract's times have milliseconds."""
+    """A moment as ms since the Unix epoch; a finer part counts as a whole one more, so that nothing runs before it."""
     since = moment - _EPOCH
-    return (since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000
+    return (since.days * 86_400 + since.seconds) * 1000 - (-since.microseconds // 1000)
 
 
 def submit_command(request: wire.SubmitRequest, now_ms: int) -> SubmitJob:

@@ -595,8 +595,12 @@ class Guard:
     def _may_send(self, link: Link) -> bool:
         if link.flight_bytes > WINDOW_BYTES // 2 or link.awaits_install:
             return False
+        if self._core.state != LEADER or self._shelf.usable:
+            return True
         needs_snapshot = self._core.next_index.get(link.peer, 0) <= self._journal.first_index
-        return not needs_snapshot or self._shelf.usable or self._core.state != LEADER
+        if needs_snapshot:
+            self._shelf.want()  # again: the log may have been cut above the one that was made for it
+        return not needs_snapshot
 
     def _mute(self, link: Link) -> None:
         link.muted = True

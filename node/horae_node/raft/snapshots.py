@@ -31,7 +31,7 @@ class Shelf:
         self.oldest_index: Callable[[], int] = lambda: 0
         """The snapshot must reach the log's first entry, or its receiver could not go on from there."""
         self.want: Callable[[], None] = lambda: None
-        """Called when a follower needs a snapshot and none is usable."""
+        """Called when a follower needs a snapshot and none is usable; more than once while it waits."""
         self._info: SnapshotInfo | None = None
         self._transfers: dict[str, _Transfer] = {}
 

@@ -208,12 +208,24 @@ async def test_the_largest_integers_of_messagepack_are_kept(node: Node) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "application/json; charset=utf-16"],
+    [
+        "text/plain",
+        "application/x-www-form-urlencoded; charset=utf-8",
+        "multipart/form-data",
+        "application/json; charset=utf-16",
+    ],
 )
 async def test_another_kind_of_body_is_415(node: Node, kind: str) -> None:
     got = await node.send("POST", "/v1/jobs", b'{"task":"t"}', Content_Type=kind)
     assert (got.status, got.json["code"]) == (415, "unsupported_media_type")
     assert not node.service.calls
+
+
+async def test_plain_curl_is_json_but_a_page_of_another_site_is_not(node: Node) -> None:
+    form = "application/x-www-form-urlencoded"
+    assert (await node.send("POST", "/v1/jobs", b'{"task":"t"}', Content_Type=form)).status == 201
+    got = await node.send("POST", "/v1/jobs", b'{"task":"t"}', Content_Type=form, Origin="https://example.com")
+    assert (got.status, got.json["code"]) == (415, "unsupported_media_type")
 
 
 @pytest.mark.parametrize("kind", ["application/json; charset=UTF-8", "APPLICATION/JSON", "application/vnd.x+json"])
