@@ -6,11 +6,12 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from horae import wire
 from horae_node import translate
 from horae_node.core.commands import SubmitJob
-from hypothesis import given
-from hypothesis import strategies as st
 
 
 def submit(**keys: object) -> SubmitJob:
