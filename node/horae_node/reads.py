@@ -16,7 +16,7 @@ from msgspec import Raw
 
 from horae import wire
 from horae_node.core import views
-from horae_node.core.model import AttemptError, JobSpec, Run, State
+from horae_node.core.model import AttemptError, JobSpec, State
 from horae_storage.kv import View
 
 _NULL: Final = Raw(b"null")

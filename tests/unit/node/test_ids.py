@@ -11,8 +11,9 @@ NOW_MS = 1_764_500_000_123
 
 def test_an_id_is_a_uuid_of_version_7_that_holds_its_moment() -> None:
     for now_ms in (0, NOW_MS, 2**48 - 1):
-        read = uuid.UUID(uuid7(now_ms))
-        assert str(read) == uuid7(now_ms)[:13] + str(read)[13:]
+        text = uuid7(now_ms)
+        read = uuid.UUID(text)
+        assert str(read) == text
         assert (read.version, read.variant, read.int >> 80) == (7, uuid.RFC_4122, now_ms)
 
 
