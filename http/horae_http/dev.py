@@ -230,7 +230,7 @@ def welcome(options: DevOptions, leader: str | None, pids: dict[str, int]) -> st
     """What is printed once all is up: where everything is, and what to try next."""
     horae = command_name()
     flag = "" if options.port == 7070 else f" --url {options.urls['n1']}"
-    curl = f"curl -s {options.urls['n1']}/v1/jobs -H 'Content-Type: application/json'"
+    curl = f"curl -s {options.urls['n1']}/v1/jobs"
     lines = [""]
     for name, url in options.urls.items():
         lines.append(f"  {name}  {url}  pid {pids.get(name, '?')}{'  leader' if name == leader else ''}")
