@@ -9,10 +9,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
 from horae.cli import main_group
+
+if TYPE_CHECKING:
+    from horae_node.config import Key
 
 DEV_PORT = 7070
 EXIT_REFUSED = 2
@@ -31,9 +35,14 @@ def _node_params() -> list[click.Parameter]:
     from horae_node.config import KEYS
 
     path = click.Path(path_type=Path)
-    config = click.Option(["--config"], type=path, envvar="HORAE_CONFIG", help="The file (TOML); HORAE_CONFIG.")
-    flags = [click.Option([key.flag, key.name], metavar=key.form.split(";")[0].upper(), help=key.env) for key in KEYS]
-    return [config, *flags]
+    config = click.Option(["--config"], type=path, envvar="HORAE_CONFIG", help="the file (TOML); also HORAE_CONFIG")
+    return [config, *(click.Option([key.flag, key.name], metavar=_metavar(key), help=key.reason) for key in KEYS)]
+
+
+def _metavar(key: Key) -> str:
+    """How the key's value is written as text."""
+    text = key.form.rpartition("as text ")[2]
+    return text.upper() if text.isalpha() else text
 
 
 def _run_node(config: Path | None, **flags: str | None) -> None:
