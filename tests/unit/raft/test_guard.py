@@ -289,7 +289,8 @@ def test_10_without_a_snapshot_the_leader_sends_one_beat_and_goes_on(led: Script
     assert len(led.under_way("a", "c")) == 1
     led.run("abc", 200)
     assert led["a"].leads
-    assert all(m["serialized"] is None for m in led.under_way("a", "c")), "muted until there is one"
+    led.tick("a", after_ms=70)
+    assert [m["serialized"] for m in led.under_way("a", "c")] == [None], "muted until there is one"
     assert led["c"].core.leader_id == "a", "and kept alive by plain beats"
 
 
