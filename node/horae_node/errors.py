@@ -26,4 +26,4 @@ class Fatal(Exception):
 
 
 class ConfigError(Exception):
-    """The configuration or its surroundings (directory, port) do not allow a start: one line with the fix; exit code 2."""
+    """Configuration or surroundings (directory, port) do not allow a start: one line with the fix, exit code 2."""
