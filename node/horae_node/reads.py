@@ -29,6 +29,8 @@ _STATE_NAMES: Final[tuple[wire.StateName, ...]] = (
     "cancelled",
     "expired",
 )
+_SUCCEEDED: Final = int(State.SUCCEEDED)
+_RUNNING: Final = int(State.RUNNING)
 STATE_BY_NAME: Final[Mapping[str, State]] = {name: State(i) for i, name in enumerate(_STATE_NAMES)}
 
 
@@ -48,8 +50,10 @@ def moment_text(ms: int) -> str:
     return f"{_second_text(second)}.{rest:03d}Z"
 
 
-def _optional_moment(ms: int | None) -> str | None:
-    return moment_text(ms) if ms else None
+@lru_cache(maxsize=1024)
+def _retry_view(initial_ms: int, factor_milli: int, max_ms: int, jitter_milli: int) -> wire.RetryView:
+    """Shared by the jobs that have the same: not to be changed."""
+    return wire.RetryView(initial_ms / 1000, factor_milli / 1000, max_ms / 1000, jitter_milli / 1000)
 
 
 def _error_view(error: AttemptError) -> wire.AttemptErrorView:
@@ -86,49 +90,48 @@ def job_view(view: View, seq: int, clocks: Clocks, spec: JobSpec | None = None) 
     spec = spec or views.spec(view, seq)
     if spec is None or run is None:
         raise Gone(f"job number {seq} is gone")
-    errors = [_error_view(error) for error in views.errors(view, seq)] if run.failures or run.lost else []
-    progress = views.progress(view, seq) if run.token else None
-    result = views.result(view, seq) if run.state == State.SUCCEEDED else None
+    # Unpacked at once: fifty attributes of named tuples took a quarter of an answer's time.
+    (state, attempt, failures, lost, token, _, worker, created_ms, due_ms, started_ms, finished_ms, _) = run[:12]
+    (_, task, queue, payload, priority, max_attempts, *retry, lease_ms, timeout_ms, max_lost) = spec[:13]
+    (expires_at_ms, ttl_ms, unique_key, concurrency_key, tags, retention_ms, schedule_id, nominal_ms) = spec[13:]
+    errors = [_error_view(error) for error in views.errors(view, seq)] if failures or lost else []
+    progress = views.progress(view, seq) if token else None
+    result = views.result(view, seq) if state == _SUCCEEDED else None
     return wire.JobView(
         id=spec.id,
         execution_id=spec.id,
-        task=spec.task,
-        payload=Raw(spec.payload),
-        queue=spec.queue,
-        state=_STATE_NAMES[run.state],
-        attempt=run.attempt,
-        lost=run.lost,
-        priority=spec.priority,
-        max_attempts=spec.max_attempts,
-        retry=wire.RetryView(
-            spec.retry_initial_ms / 1000,
-            spec.retry_factor_milli / 1000,
-            spec.retry_max_ms / 1000,
-            spec.retry_jitter_milli / 1000,
-        ),
-        lease_seconds=spec.lease_ms / 1000,
-        timeout_seconds=spec.timeout_ms / 1000,
-        max_lost=spec.max_lost,
-        created_at=moment_text(run.created_ms),
-        run_at=moment_text(run.due_ms),
-        started_at=_optional_moment(run.started_ms),
-        finished_at=_optional_moment(run.finished_ms),
-        expires_at=_optional_moment(spec.expires_at_ms),
-        ttl_seconds=None if spec.ttl_ms is None else spec.ttl_ms / 1000,
+        task=task,
+        payload=Raw(payload),
+        queue=queue,
+        state=_STATE_NAMES[state],
+        attempt=attempt,
+        lost=lost,
+        priority=priority,
+        max_attempts=max_attempts,
+        retry=_retry_view(*retry),
+        lease_seconds=lease_ms / 1000,
+        timeout_seconds=timeout_ms / 1000,
+        max_lost=max_lost,
+        created_at=moment_text(created_ms),
+        run_at=moment_text(due_ms),
+        started_at=moment_text(started_ms) if started_ms else None,
+        finished_at=moment_text(finished_ms) if finished_ms else None,
+        expires_at=None if expires_at_ms is None else moment_text(expires_at_ms),
+        ttl_seconds=None if ttl_ms is None else ttl_ms / 1000,
         delay_seconds=None,
-        unique_key=spec.unique_key,
-        concurrency_key=spec.concurrency_key,
-        tags=dict(spec.tags),
-        retention_seconds=spec.retention_ms / 1000,
+        unique_key=unique_key,
+        concurrency_key=concurrency_key,
+        tags=dict(tags),
+        retention_seconds=retention_ms / 1000,
         result=_NULL if result is None else Raw(result),
         progress=_NULL if progress is None else Raw(progress),
         last_error=errors[-1] if errors else None,
         errors=errors,
-        worker=run.worker or None,
-        lease_expires_at=clocks.text(run.lease_end) if run.state == State.RUNNING else None,
+        worker=worker or None,
+        lease_expires_at=clocks.text(run.lease_end) if state == _RUNNING else None,
         dead_reason=run.dead_reason or None,
-        schedule_id=spec.schedule_id,
-        nominal_time=None if spec.nominal_ms is None else moment_text(spec.nominal_ms),
+        schedule_id=schedule_id,
+        nominal_time=None if nominal_ms is None else moment_text(nominal_ms),
         cancel_requested=run.cancel_requested,
     )
 
