@@ -136,29 +136,31 @@ def job_view(view: View, seq: int, clocks: Clocks, spec: JobSpec | None = None) 
     )
 
 
-def claimed_job(view: View, seq: int, token: int, clocks: Clocks) -> wire.ClaimedJob:
-    """The job numbered `seq` as its claim's answer carries it. Raises: `Gone`."""
-    spec, run = views.spec(view, seq), views.run(view, seq)
+def claimed_job(view: View, seq: int, token: int, clocks: Clocks) -> wire.ClaimedJob | None:
+    """The job numbered `seq` as its claim's answer carries it; None when its record is gone."""
+    run, spec = views.run(view, seq), views.spec(view, seq)
     if spec is None or run is None:
-        raise Gone(f"job number {seq} is gone")
+        return None
+    (_, attempt, failures, lost, _, _, _, _, due_ms, _, _, lease_ms, lease_end, timeout_end) = run[:14]
     progress = views.progress(view, seq)
-    error = views.last_error(view, seq) if run.failures or run.lost else None
+    error = views.last_error(view, seq) if failures or lost else None
+    nominal_ms = spec.nominal_ms
     return wire.ClaimedJob(
         id=spec.id,
         execution_id=spec.id,
         task=spec.task,
         payload=Raw(spec.payload),
         queue=spec.queue,
-        attempt=run.attempt,
+        attempt=attempt,
         max_attempts=spec.max_attempts,
         lease_token=token,
-        lease_expires_at=clocks.text(run.lease_end),
-        lease_seconds=run.lease_ms / 1000,
-        timeout_at=clocks.text(run.timeout_end),
+        lease_expires_at=clocks.text(lease_end),
+        lease_seconds=lease_ms / 1000,
+        timeout_at=clocks.text(timeout_end),
         tags=dict(spec.tags),
         schedule_id=spec.schedule_id,
-        nominal_time=None if spec.nominal_ms is None else moment_text(spec.nominal_ms),
-        run_at=moment_text(run.due_ms),
+        nominal_time=None if nominal_ms is None else moment_text(nominal_ms),
+        run_at=moment_text(due_ms),
         last_error=None if error is None else _error_view(error),
         progress=_NULL if progress is None else Raw(progress),
     )

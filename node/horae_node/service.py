@@ -25,7 +25,6 @@ from horae_node.leader.waiters import Grants, Waiter
 from horae_node.metrics import Metrics
 from horae_node.proposer import Proposer
 from horae_node.raft.port import Member, Raft
-from horae_storage.kv import View
 
 __all__ = ["Delivery", "Refused", "Service"]
 
@@ -291,8 +290,9 @@ class Service:
         if grants:
             self._counter("claim").inc(len(grants))
         view, clocks = self._applier.view, self._clocks()
-        jobs = [reads.claimed_job(view, seq, token, clocks) for seq, token in grants if _exists(view, seq)]
-        return Delivery(wire.ClaimAnswer(jobs=jobs), grants, waiter, self._session)
+        jobs = [reads.claimed_job(view, seq, token, clocks) for seq, token in grants]
+        answer = wire.ClaimAnswer(jobs=[job for job in jobs if job is not None])
+        return Delivery(answer, grants, waiter, self._session)
 
     async def heartbeat(self, request: wire.HeartbeatRequest) -> wire.HeartbeatAnswer:
         """One status a lease, in order; a lease that another holds, or that ended, is `lost`."""
@@ -369,10 +369,6 @@ class Service:
             return reads.job_view(self._applier.view, seq, clocks, spec)
         except reads.Gone as error:
             raise Refused("not_found", "the job's record is gone: its retention is over or it was deleted") from error
-
-
-def _exists(view: View, seq: int) -> bool:
-    return views.run(view, seq) is not None
 
 
 def _stored_spec(command: SubmitJob, submitted: Submitted) -> JobSpec | None:
