@@ -481,6 +481,7 @@ class PySyncObjRaft:
             return
         if self._running:
             self._guarded(self._install)
+        snapshot.path.unlink(missing_ok=True)
 
     def _install(self) -> None:
         if self._guard.finish_install(self._machine.install_snapshot):

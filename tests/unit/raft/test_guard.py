@@ -148,6 +148,16 @@ def test_3_truncating_what_is_committed_is_fatal(led: Script) -> None:
         led.inject("c", "b", message)
 
 
+def test_a_follower_applies_only_what_is_on_its_own_disk(led: Script) -> None:
+    led.auto_sync = False
+    led.inject("a", "b", append(led, prev=2, entries=[(b"\0x", 3, 1)], commit=3))
+    led.tick("b")
+    assert led["b"].machine.entries == [], "a state ahead of its log could not be matched with it after a crash"
+    led["b"].sync()
+    led.tick("b")
+    assert led["b"].machine.entries == [b"x"]
+
+
 # ---------------------------------------------------------------- 4, 5, 6: answers
 
 

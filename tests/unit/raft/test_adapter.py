@@ -1,0 +1,112 @@
+"""The adapter around the guard: how proposals and reads end, and when the node must end. Over a network in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.unit.raft.parts import Cluster
+
+from horae_node.errors import NotApplied, OutcomeUnknown
+from horae_storage.errors import StorageFailed, StorageFull
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+    made = Cluster(tmp_path)
+    await made.start()
+    yield made
+    for raft in made.nodes.values():
+        await raft.stop()
+
+
+async def test_proposals_of_a_leader_that_is_cut_off_end_as_unknown(cluster: Cluster) -> None:
+    assert cluster.network is not None
+    leader = cluster.nodes[await cluster.leader()]
+    cluster.network.cut(next(node_id for node_id, raft in cluster.nodes.items() if raft is leader))
+    waiting = [leader.propose(b"%d" % number) for number in range(100)]
+    results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+    assert {type(result) for result in results} == {OutcomeUnknown}
+    assert not leader.is_leader
+    cluster.network.heal()
+    await cluster.propose(b"after")
+    assert cluster.errors == []
+
+
+async def test_reads_of_a_leader_that_is_cut_off_are_refused(cluster: Cluster) -> None:
+    assert cluster.network is not None
+    leader_id = await cluster.leader()
+    cluster.network.cut(leader_id)
+    with pytest.raises(NotApplied) as refused:
+        await asyncio.wait_for(cluster.nodes[leader_id].read_barrier(), 5)
+    assert refused.value.code == "no_leader"
+
+
+async def test_an_apply_that_raises_ends_the_node_once_and_loudly(cluster: Cluster) -> None:
+    leader_id = await cluster.leader()
+    broken = ZeroDivisionError("a broken invariant")
+
+    def explode(index: int, entry: bytes) -> object:
+        raise broken
+
+    cluster.machines[leader_id].apply = explode  # type: ignore[method-assign]
+    waiting = cluster.nodes[leader_id].propose(b"x")
+    with pytest.raises(OutcomeUnknown):
+        await asyncio.wait_for(waiting, 5)
+    assert cluster.errors == [broken]
+    assert not cluster.nodes[leader_id].is_leader
+    assert await cluster.leader() != leader_id
+
+
+async def test_a_failed_disk_ends_the_node(cluster: Cluster) -> None:
+    leader_id = await cluster.leader()
+    error = StorageFailed("I/O error")
+    cluster.logs[leader_id].fail(error)
+    assert cluster.errors == [error]
+    with pytest.raises(NotApplied):
+        cluster.nodes[leader_id].propose(b"x")
+    assert await cluster.leader() != leader_id
+
+
+async def test_a_full_disk_is_waited_out(cluster: Cluster) -> None:
+    leader_id = await cluster.leader()
+    follower = next(node_id for node_id in cluster.nodes if node_id != leader_id)
+    cluster.nodes[follower]._on_log_failure(StorageFull("no room"))
+    assert cluster.errors == []
+    await cluster.propose(b"x")
+    await cluster.wait_all_hold([b"x"])
+
+
+async def test_a_caller_that_gave_up_disturbs_nobody(cluster: Cluster) -> None:
+    leader = cluster.nodes[await cluster.leader()]
+    first, second = leader.propose(b"x"), leader.propose(b"y")
+    first.cancel()
+    await asyncio.wait_for(second, 5)
+    await cluster.wait_all_hold([b"x", b"y"])
+    assert cluster.errors == []
+
+
+async def test_status_tells_where_each_stands(cluster: Cluster) -> None:
+    await cluster.propose(b"x", b"y")
+    await cluster.wait_all_hold([b"x", b"y"])
+    leader_id = await cluster.leader()
+    status = cluster.nodes[leader_id].status()
+    assert (status.role, status.leader_id, status.first_index) == ("leader", leader_id, 1)
+    assert status.last_index == status.commit_index == status.applied_index == status.durable_log_index == 4
+    assert {peer: (s.connected, s.match_index) for peer, s in status.peers.items()} == {
+        node_id: (True, 4) for node_id in cluster.nodes if node_id != leader_id
+    }
+    followers = {raft.status().role for node_id, raft in cluster.nodes.items() if node_id != leader_id}
+    assert followers == {"follower"}
+    assert {raft.leader_id for raft in cluster.nodes.values()} == {leader_id}
+
+
+async def test_stopping_twice_is_once(cluster: Cluster) -> None:
+    raft = cluster.nodes[await cluster.leader()]
+    await raft.stop()
+    await raft.stop()
+    assert raft.leader_id is None
+    with pytest.raises(NotApplied):
+        raft.propose(b"x")
