@@ -32,11 +32,15 @@ class Grant(NamedTuple):
     token: int
     attempt: int
     claim_id: str
+    wall_ms: int = 0
+    """The wall clock when it was answered."""
 
 
 class Report(NamedTuple):
     """A `complete` that was answered."""
 
+    asked_ns: int
+    answered_ns: int
     job_id: str
     token: int
     status: int
@@ -66,23 +70,36 @@ class Ledger:
 
 
 def check_ledger(ledger: Ledger) -> list[str]:
-    """What may not be: two accepted endings of a job, a job never accepted, a token that did not rise."""
-    found = []
-    accepted: dict[str, set[int]] = defaultdict(set)
+    """What may not be: two accepted endings of a job, or none; a token that did not rise, or was not fenced."""
+    found = [
+        f"{report.job_id}: complete was answered {report.status}"
+        for report in ledger.reports
+        if report.status not in (200, 409)
+    ]
+    grants: dict[str, list[Grant]] = defaultdict(list)
+    for grant in ledger.grants:
+        grants[grant.job_id].append(grant)
+    accepted: dict[str, list[Report]] = defaultdict(list)
     for report in ledger.reports:
         if report.status == 200:
-            accepted[report.job_id].add(report.token)
-        elif report.status != 409:
-            found.append(f"{report.job_id}: complete was answered {report.status}")
+            accepted[report.job_id].append(report)
     for job_id in ledger.acked:
-        if len(accepted[job_id]) != 1:
-            found.append(f"{job_id}: endings accepted with the tokens {sorted(accepted[job_id])}")
-    by_job: dict[str, list[Grant]] = defaultdict(list)
-    for grant in ledger.grants:
-        by_job[grant.job_id].append(grant)
-    for grants in by_job.values():
-        found += check_tokens(grants)
+        tokens = {report.token for report in accepted[job_id]}
+        if len(tokens) != 1:
+            found.append(f"{job_id}: endings accepted with the tokens {sorted(tokens)}")
+    for job_id, given in grants.items():
+        found += check_tokens(given)
+        found += [finding for report in accepted[job_id] for finding in check_fence(report, given)]
     return found
+
+
+def check_fence(report: Report, grants: Sequence[Grant]) -> list[str]:
+    """Of one accepted ending: no newer lease was known before it was asked for, and none was asked for after it."""
+    return [
+        f"{report.job_id}: the ending with token {report.token} was accepted, though {grant.token} was granted"
+        for grant in grants
+        if (grant.token > report.token and grant.answered_ns < report.asked_ns) or grant.asked_ns > report.answered_ns
+    ]
 
 
 def check_tokens(grants: Sequence[Grant]) -> list[str]:
@@ -127,9 +144,9 @@ async def claim(api: Api, ledger: Ledger, worker: str, queue: str, *, max_jobs: 
     answer = await api.call_until_answered(
         "POST", "/v1/claims", body, deadline_seconds=CALL_SECONDS, wait_seconds=CLAIM_WAIT_SECONDS
     )
-    answered_ns = time.monotonic_ns()
+    answered_ns, wall_ms = time.monotonic_ns(), time.time_ns() // 1_000_000
     grants = [
-        Grant(asked_ns, answered_ns, job["id"], job["lease_token"], job["attempt"], claim_id)
+        Grant(asked_ns, answered_ns, job["id"], job["lease_token"], job["attempt"], claim_id, wall_ms)
         for job in answer.expect(200)["jobs"]
     ]
     ledger.grants += grants
@@ -138,9 +155,10 @@ async def claim(api: Api, ledger: Ledger, worker: str, queue: str, *, max_jobs: 
 
 async def complete(api: Api, ledger: Ledger, grant: Grant) -> int:
     """Report until answered; the status, also written down."""
+    asked_ns = time.monotonic_ns()
     body = {"lease_token": grant.token, "result": {"token": grant.token}}
     answer = await api.call_until_answered(
         "POST", f"/v1/jobs/{grant.job_id}/complete", body, deadline_seconds=CALL_SECONDS
     )
-    ledger.note_report(Report(grant.job_id, grant.token, answer.status))
+    ledger.note_report(Report(asked_ns, time.monotonic_ns(), grant.job_id, grant.token, answer.status))
     return answer.status

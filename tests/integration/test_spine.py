@@ -10,7 +10,7 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ import pytest
 from tests.helpers import demo_worker
 from tests.helpers.api import Api
 from tests.helpers.cluster import Cluster, NodeProcess, clean_environ, poll, running_cluster
-from tests.helpers.ledger import Grant, Ledger, check_ledger, claim, complete, submit_jobs, work
+from tests.helpers.ledger import Ledger, check_ledger, claim, complete, submit_jobs, work
+from tests.helpers.tasks import background
 
 pytestmark = pytest.mark.cluster
 
@@ -28,20 +29,6 @@ CLIENTS = 8
 WORKERS = 4
 READY_SECONDS_MAX = 60
 """Generous on a busy machine; the figure itself is printed (the promise is 10 s)."""
-
-
-@contextlib.asynccontextmanager
-async def background(*works: Coroutine[Any, Any, None]) -> AsyncIterator[list[asyncio.Task[None]]]:
-    """Tasks beside the test: cancelled at its end; one that failed fails the test."""
-    tasks = [asyncio.create_task(each) for each in works]
-    try:
-        yield tasks
-    finally:
-        for task in tasks:
-            task.cancel()
-        for end in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(end, BaseException) and not isinstance(end, asyncio.CancelledError):
-                raise end
 
 
 async def restart(cluster: Cluster, node: NodeProcess) -> None:
@@ -172,8 +159,7 @@ async def test_a_worker_killed_in_mid_job(tmp_path: Path) -> None:
         assert [grant.job_id for grant in again] == ["endless-1"]
         assert again[0].token > int(first_token)
         assert again[0].attempt == 2
-        late = Grant(0, 0, job_id, int(first_token), 1, "")
-        body = {"lease_token": late.token, "result": "late"}
+        body = {"lease_token": int(first_token), "result": "late"}
         (await api.call_until_answered("POST", f"/v1/jobs/{job_id}/complete", body)).expect(409, "lease_lost")
         assert await complete(api, ledger, again[0]) == 200
         read = (await api.call_until_answered("GET", f"/v1/jobs/{job_id}")).expect(200)
