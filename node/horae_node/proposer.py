@@ -43,7 +43,6 @@ class Chunk:
         self.size_bytes = size_bytes
         self.due_now = due_now
         self.future: asyncio.Future[Sequence[Outcome]] = asyncio.get_running_loop().create_future()
-        self.future.add_done_callback(_retrieve)
 
 
 class Plan(NamedTuple):
@@ -68,12 +67,6 @@ class Session(Protocol):
     def plan(self, header: Header, due_now: dict[str, int]) -> Plan:
         """What to add to an entry; `due_now`: jobs per queue that its own commands make ready."""
         ...
-
-
-def _retrieve(future: asyncio.Future[Sequence[Outcome]]) -> None:
-    """A caller that hung up leaves its outcome unread: that is no error to log."""
-    if not future.cancelled():
-        future.exception()
 
 
 class Proposer:
@@ -250,3 +243,4 @@ class Proposer:
     def _settle(chunk: Chunk, error: NotApplied | OutcomeUnknown) -> None:
         if not chunk.future.done():
             chunk.future.set_exception(error)
+            chunk.future.exception()  # a caller that hung up leaves it unread: no error to log
