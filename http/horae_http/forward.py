@@ -50,10 +50,17 @@ class Forwarder:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._lines = Lines()
+        service.watch_leader(self._on_leader)
 
     def close(self) -> None:
         """Drop all connections. A second close does nothing."""
         self._lines.close()
+
+    def _on_leader(self) -> None:
+        """While no leader is known, the last one may still answer; a new one means that it will not."""
+        url = self._service.leader_url()
+        if url is not None:
+            self._lines.turn_to(url)
 
     async def pass_on(self, request: web.BaseRequest, route: Route, call: Call, serve: Serve) -> Answer:
         """The leader's answer, or this node's own (`serve`) when it comes to lead meanwhile.

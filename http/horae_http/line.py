@@ -43,8 +43,9 @@ class Lines:
 
     def __init__(self) -> None:
         self._idle: list[_Line] = []
+        self._busy: set[_Line] = set()
         self._url = ""
-        """Whom the idle ones lead to: there is one leader."""
+        """Whom all of them lead to: there is one leader."""
         self._open = 0
 
     def close(self) -> None:
@@ -53,20 +54,33 @@ class Lines:
             line.abort()
         self._idle.clear()
 
+    def turn_to(self, url: str) -> None:
+        """The node at `url` is the one to ask: what is on its way to any other is `Broken`, not waited for.
+
+        A leader that fell silent, paused or cut off, would hold its callers for as long as a call may wait.
+        """
+        if url == self._url:
+            return
+        self._url = url
+        self.close()
+        for line in self._busy:
+            line.give_up("another node leads now")
+
     async def ask(self, url: str, request: bytes, timeout_s: float) -> Reply:
         """The answer to `request` (head and body as HTTP/1.1 has them) of the node at `url`.
 
         A cancelled caller closes the connection, which tells the other node. Raises: `NotSent`, `Broken`.
         """
-        if url != self._url:
-            self.close()
-            self._url = url
+        self.turn_to(url)
         if self._open >= CONNECTIONS_MAX:
             raise NotSent(f"{CONNECTIONS_MAX} requests are on their way already")
         self._open += 1
         line: _Line | None = None
         try:
             line = self._take() or await _connect(url)
+            if url != self._url:
+                raise NotSent("another node leads now")
+            self._busy.add(line)
             async with asyncio.timeout(timeout_s):
                 reply = await line.send(request)
         except TimeoutError as error:
@@ -88,6 +102,7 @@ class Lines:
     def _put(self, line: _Line | None, url: str) -> None:
         if line is None:
             return
+        self._busy.discard(line)
         if line.usable and url == self._url:
             line.idle_since = asyncio.get_running_loop().time()
             self._idle.append(line)
@@ -128,6 +143,10 @@ class _Line(asyncio.Protocol):
         """Close at once. A second call does nothing."""
         if self._transport is not None:
             self._transport.abort()
+
+    def give_up(self, why: str) -> None:
+        """Close at once; who waits for an answer gets `Broken`."""
+        self._fail(why)
 
     async def send(self, request: bytes) -> Reply:
         """The answer. Raises: `Broken`. After that, or when cancelled, the connection is not usable."""

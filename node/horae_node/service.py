@@ -129,6 +129,7 @@ class Service:
         self._counter = cache(metrics.commands.labels)
         self._cluster_view = cluster_view
         self._leader_known: list[asyncio.Future[None]] = []
+        self._on_leader: Callable[[], None] = _nothing
 
     @property
     def node_id(self) -> str:
@@ -163,8 +164,13 @@ class Service:
                 return None
         return next(node for node, known in self._urls.items() if known == url)
 
+    def watch_leader(self, callback: Callable[[], None]) -> None:
+        """Call `callback()` whenever `leader_url()` may have changed. One callback."""
+        self._on_leader = callback
+
     def on_leadership(self) -> None:
         """Role, leader or session changed: look again."""
+        self._on_leader()
         waiting, self._leader_known = self._leader_known, []
         for future in waiting:
             if not future.done():
@@ -374,6 +380,10 @@ class Service:
 def _stored_spec(command: SubmitJob, submitted: Submitted) -> JobSpec | None:
     """The job's spec as it is stored, where that is known without a look; None where it is not."""
     return command.spec if submitted.created and command.spec.ttl_ms is None else None
+
+
+def _nothing() -> None:
+    """Nobody watches."""
 
 
 def _due_now(commands: Sequence[SubmitJob], now_ms: int) -> dict[str, int]:

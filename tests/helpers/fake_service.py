@@ -6,7 +6,7 @@ It keeps no rules of the machine's: what it answers is what the test put there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import Raw
@@ -250,6 +250,9 @@ class FakeService:
 
     def leader_url(self) -> str | None:
         return self.url
+
+    def watch_leader(self, callback: Callable[[], None]) -> None:
+        self.leader_changed = callback
 
     def ready(self) -> tuple[bool, str]:
         return self.ready_answer

@@ -13,6 +13,7 @@ from tests.helpers.api import Answer, Api
 from tests.helpers.cluster import Cluster, NodeProcess, poll, running_cluster
 from tests.helpers.story import (
     DEADLINE_SECONDS,
+    LONG_SECONDS,
     Queue,
     require_problem,
     waiting_claims,
@@ -160,3 +161,20 @@ async def test_a_leader_that_was_paused_does_no_harm(cluster: Cluster, leader: N
     read = (await cluster.api.call("GET", "/v1/jobs/held", url=leader.url)).expect(200)
     assert read["state"] == "succeeded"
     assert (await cluster.api.call("POST", "/v1/claims", body, url=leader.url)).expect(200)["jobs"] == []
+
+
+async def test_what_is_on_its_way_to_a_leader_that_falls_silent(
+    cluster: Cluster, leader: NodeProcess, follower: NodeProcess
+) -> None:
+    """A follower that passed a call on does not wait for the old leader when there is a new one."""
+    cluster.pause(leader)
+    try:
+        job = {"task": "t", "queue": "silent", "id": "silent-1"}
+        submitting = cluster.api.call("POST", "/v1/jobs", job, url=follower.url, wait_seconds=LONG_SECONDS)
+        reading = cluster.api.call("GET", "/v1/jobs/none", url=follower.url, wait_seconds=LONG_SECONDS)
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            made, read = await asyncio.gather(submitting, reading)
+        made.expect(201)
+        read.expect(404, "not_found")
+    finally:
+        cluster.resume(leader)

@@ -152,3 +152,15 @@ async def test_another_leader_gets_other_connections(peer: Peer, lines: Lines) -
     assert (await lines.ask(other.url, REQUEST, 10)).body == b"no"
     await asyncio.wait_for(peer.closed.wait(), 10)
     server.close()
+
+
+async def test_what_waits_for_an_old_leader_is_broken_when_there_is_a_new_one(peer: Peer, lines: Lines) -> None:
+    peer.answers = [b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n"]
+    asking = asyncio.create_task(lines.ask(peer.url, REQUEST, 10))
+    await asyncio.wait_for(peer.asked.wait(), 10)
+    lines.turn_to(peer.url)
+    assert not asking.done()
+    lines.turn_to("http://127.0.0.1:1")
+    with pytest.raises(Broken):
+        await asking
+    await asyncio.wait_for(peer.closed.wait(), 10)
