@@ -130,20 +130,21 @@ def _toml(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def make_nodes(home: Path, names: list[str]) -> list[NodeProcess]:
-    """Nodes with ports of their own and a configuration each; nothing runs yet."""
+def make_nodes(home: Path, names: list[str], **keys: object) -> list[NodeProcess]:
+    """Nodes with ports of their own and a configuration each, with further `keys`; nothing runs yet."""
     ports = free_ports(2 * len(names))
     nodes = [NodeProcess(name, home / name, ports[2 * i], ports[2 * i + 1]) for i, name in enumerate(names)]
     for node in nodes:
-        node.write_config(nodes)
+        node.write_config(nodes, **keys)
     return nodes
 
 
 class Cluster:
     """Nodes n1…; use as `async with Cluster(path) as cluster:`, which starts all and waits until all are ready."""
 
-    def __init__(self, home: Path, nodes: int = 3) -> None:
-        self.nodes = make_nodes(home, [f"n{i + 1}" for i in range(nodes)])
+    def __init__(self, home: Path, nodes: int = 3, **keys: object) -> None:
+        """`keys` go into the configuration of each node."""
+        self.nodes = make_nodes(home, [f"n{i + 1}" for i in range(nodes)], **keys)
         self._stack = contextlib.AsyncExitStack()
 
     async def __aenter__(self) -> Cluster:
@@ -324,8 +325,8 @@ def _state_of(node: NodeProcess) -> Iterator[LmdbStore]:
 
 
 @contextlib.asynccontextmanager
-async def running_cluster(home: Path, nodes: int = 3) -> AsyncIterator[Cluster]:
+async def running_cluster(home: Path, nodes: int = 3, **keys: object) -> AsyncIterator[Cluster]:
     """A cluster that is judged at the end (`finish`), unless the test has failed already."""
-    async with Cluster(home, nodes) as cluster:
+    async with Cluster(home, nodes, **keys) as cluster:
         yield cluster
         await cluster.finish()
