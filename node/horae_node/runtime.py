@@ -7,8 +7,6 @@ node. Not here: HTTP (the room above starts it), what any part does. Next to rea
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections.abc import Callable, Coroutine, Iterator
 from importlib.metadata import version
 from itertools import islice
@@ -23,23 +21,17 @@ from horae_node.config import NodeConfig
 from horae_node.core import views
 from horae_node.core.results import EntryOutcome
 from horae_node.errors import NotApplied, OutcomeUnknown
+from horae_node.host import Host, SystemHost
 from horae_node.leader.session import LeaderSession
 from horae_node.metrics import Metrics
 from horae_node.proposer import Proposer
 from horae_node.raft.local import LocalRaft
 from horae_node.raft.port import LogLimits, Raft, Timing
 from horae_node.raft.pysyncobj_adapter import PySyncObjRaft
-from horae_node.raft.transport import TcpTransport
 from horae_node.service import Finishes, Service
-from horae_storage.directory import Directory, open_directory
-from horae_storage.lmdb_kv import LmdbStore
-from horae_storage.raft_log import LmdbRaftLog
 
 HOUSEKEEPING_MS = 50
 """How often the state's commit is considered and the loop's lateness is measured."""
-
-SWITCH_INTERVAL_S = 0.0002
-"""How long a busy loop keeps the interpreter from the log's writer. At 5 ms a sync was noticed seconds late."""
 
 ROOM_CHECK_MS = 1000
 ROOM_BYTES_MIN = 64 << 20
@@ -57,10 +49,12 @@ log = logs.get_log("node")
 class Node:
     """One node of the cluster, without its HTTP edge."""
 
-    def __init__(self, config: NodeConfig, *, clock: Clock) -> None:
+    def __init__(self, config: NodeConfig, *, clock: Clock, host: Host | None = None) -> None:
+        """`host` is the machine it runs on; by default the real one."""
         self._config = config
         self._clock = clock
-        self._directory: Directory | None = None
+        self._host: Host = host or SystemHost(config, clock)
+        self._opened = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._opening: asyncio.Task[None] | None = None
         self._stopping = False
@@ -71,18 +65,17 @@ class Node:
         """Open everything and take part. Raises: `ConfigError`, storage's refusals: the process ends then."""
         config, clock = self._config, self._clock
         self._fatal: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
-        self._directory = open_directory(config.data_dir, config.cluster, config.node_id)
-        sys.setswitchinterval(SWITCH_INTERVAL_S)
-        self._store = LmdbStore(self._directory.state, create=not self._directory.initialised)
+        self._host.open()
+        self._opened = True
         self._applier = Applier(
-            self._store,
+            self._host.store(),
             cluster=config.cluster,
             clock=clock,
             commit_interval_ms=config.state_commit_interval_ms,
             commit_commands=config.state_commit_commands,
         )
         self._metrics = Metrics(self._metric_families)
-        self._raft = self._build_raft(self._directory)
+        self._raft = self._build_raft()
         self._proposer = Proposer(self._raft, clock, self._metrics.observe_commit_ms)
         self._session = LeaderSession(
             node_id=config.node_id,
@@ -113,17 +106,15 @@ class Node:
         self._raft.on_fatal(self._on_fatal)
         self._raft.on_peer_clock(self._session.cluster_clock.observe)
         await self._raft.start()
-        self._directory.mark_initialised()
+        self._host.mark_initialised()
         self._spawn(self._keep_house())
         self._on_role()
         log.event("node_started", applied_index=self._applier.applied_index, term=self._raft.term)
 
-    def _build_raft(self, directory: Directory) -> Raft:
-        config = self._config
+    def _build_raft(self) -> Raft:
+        config, host = self._config, self._host
         limits = LogLimits(tail_bytes=config.log_keep_bytes, tail_entries=config.log_keep_entries)
-        raft_log = LmdbRaftLog(
-            directory.log, asyncio.get_running_loop().call_soon_threadsafe, create=not directory.initialised
-        )
+        raft_log = host.raft_log()
         if len(config.members) == 1:
             return LocalRaft(config.node_id, raft_log, self._applier, limits=limits)
         return PySyncObjRaft(
@@ -132,22 +123,17 @@ class Node:
             cluster=config.cluster,
             log=raft_log,
             machine=self._applier,
-            snapshot_dir=directory.snapshots,
-            transport=TcpTransport(
-                own_id=config.node_id,
-                members=config.members,
-                cluster=config.cluster,
-                listen=config.raft_listen,
-                clock=self._clock,
-            ),
+            snapshot_dir=host.snapshot_dir,
+            transport=host.transport(),
             clock=self._clock,
             timing=Timing(config.heartbeat_ms, config.election_min_ms, config.election_max_ms, config.fallback_ms),
             limits=limits,
+            rng=host.dice(),
         )
 
     async def stop(self) -> None:
         """Stop leading and taking part, make everything durable, free the directory. A second call does nothing."""
-        if self._directory is None or self._stopping:
+        if not self._opened or self._stopping:
             return
         self._stopping = True
         self._session.close()
@@ -156,7 +142,7 @@ class Node:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._raft.stop()
         self._applier.close()
-        self._directory.close()
+        self._host.close()
         log.event("node_stopped", applied_index=self._applier.applied_index)
 
     async def wait_fatal(self) -> BaseException:
@@ -225,7 +211,7 @@ class Node:
             self._applier.maybe_commit()
             if before_ms - room_checked_ms >= ROOM_CHECK_MS:
                 room_checked_ms = before_ms
-                self._proposer.disk_full = self._applier.full or self._free_bytes() < ROOM_BYTES_MIN
+                self._proposer.disk_full = self._applier.full or self._host.free_bytes() < ROOM_BYTES_MIN
 
     # ------------------------------------------------------------------ views of the whole
 
@@ -275,11 +261,7 @@ class Node:
         )
 
     def _disk(self) -> dict[str, int]:
-        return {"free_bytes": self._free_bytes(), "state_bytes": self._applier.size_bytes()}
-
-    def _free_bytes(self) -> int:
-        room = os.statvfs(self._config.data_dir)
-        return room.f_bavail * room.f_frsize
+        return {"free_bytes": self._host.free_bytes(), "state_bytes": self._applier.size_bytes()}
 
     def _metric_families(self) -> Iterator[GaugeMetricFamily]:
         status = self._raft.status()

@@ -117,7 +117,8 @@ class PySyncObjRaft:
         self._durable = 0
         self._woken = False
         self._running = False
-        self._waiting: set[asyncio.Future[object]] = set()
+        # In order, not a set: where futures lie in memory may not decide who is answered first.
+        self._waiting: dict[asyncio.Future[object], None] = {}
         self._readers: list[asyncio.Future[int]] = []
         self._rounds: list[tuple[Round, list[asyncio.Future[int]]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -202,10 +203,10 @@ class PySyncObjRaft:
             raise NotApplied("no_leader", "this node does not lead")
         assert 0 < len(entry) <= ENTRY_BYTES_MAX
         future: asyncio.Future[object] = self._loop.create_future()
-        self._waiting.add(future)
+        self._waiting[future] = None
 
         def done(result: object, reason: int) -> None:
-            self._waiting.discard(future)
+            self._waiting.pop(future, None)
             if future.done():
                 return
             if reason == SUCCESS:
@@ -352,7 +353,7 @@ class PySyncObjRaft:
 
     def _end_waiting(self) -> None:
         """Proposals may or may not be committed by whoever leads next; reads were surely not served (13)."""
-        waiting, self._waiting = self._waiting, set()
+        waiting, self._waiting = self._waiting, {}
         for future in waiting:
             if not future.done():
                 future.set_exception(OutcomeUnknown("this node stopped leading before the entry was committed"))

@@ -1,0 +1,107 @@
+"""What a node takes from the machine it runs on: its data directory, its stores, its wire, its dice.
+
+`Host` is all that the simulator replaces, besides the clock; `SystemHost` is the real one. May not decide anything.
+Next to read: `runtime.py`, which puts the parts together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+from pathlib import Path
+from typing import Protocol
+
+from horae_node.clock import Clock
+from horae_node.config import NodeConfig
+from horae_node.raft.transport import TcpTransport, TransportPort
+from horae_storage.directory import Directory, open_directory
+from horae_storage.kv import Store
+from horae_storage.lmdb_kv import LmdbStore
+from horae_storage.log_port import RaftLog
+from horae_storage.raft_log import LmdbRaftLog
+
+SWITCH_INTERVAL_S = 0.0002
+"""How long a busy loop keeps the interpreter from the log's writer. At 5 ms a sync was noticed seconds late."""
+
+
+class Host(Protocol):
+    """Opened once a process, on the running loop; each part is asked for once, after `open`."""
+
+    def open(self) -> None:
+        """Take the data directory for this process. Raises: storage's refusals; then nothing is held."""
+        ...
+
+    def close(self) -> None:
+        """Let others have the directory, after the parts were closed."""
+        ...
+
+    def mark_initialised(self) -> None:
+        """State and log have been made: from now on a missing one is refused."""
+        ...
+
+    def store(self) -> Store: ...
+
+    def raft_log(self) -> RaftLog: ...
+
+    def transport(self) -> TransportPort: ...
+
+    def dice(self) -> random.Random:
+        """For election time-outs: no two nodes may draw the same."""
+        ...
+
+    @property
+    def snapshot_dir(self) -> Path: ...
+
+    def free_bytes(self) -> int:
+        """Room left on the disk of the data directory."""
+        ...
+
+
+class SystemHost:
+    """The machine as it is: files, sockets, chance."""
+
+    def __init__(self, config: NodeConfig, clock: Clock) -> None:
+        self._config = config
+        self._clock = clock
+        self._directory: Directory
+
+    def open(self) -> None:
+        config = self._config
+        self._directory = open_directory(config.data_dir, config.cluster, config.node_id)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+
+    def close(self) -> None:
+        self._directory.close()
+
+    def mark_initialised(self) -> None:
+        self._directory.mark_initialised()
+
+    def store(self) -> Store:
+        return LmdbStore(self._directory.state, create=not self._directory.initialised)
+
+    def raft_log(self) -> RaftLog:
+        post = asyncio.get_running_loop().call_soon_threadsafe
+        return LmdbRaftLog(self._directory.log, post, create=not self._directory.initialised)
+
+    def transport(self) -> TransportPort:
+        config = self._config
+        return TcpTransport(
+            own_id=config.node_id,
+            members=config.members,
+            cluster=config.cluster,
+            listen=config.raft_listen,
+            clock=self._clock,
+        )
+
+    def dice(self) -> random.Random:
+        return random.Random()
+
+    @property
+    def snapshot_dir(self) -> Path:
+        return self._directory.snapshots
+
+    def free_bytes(self) -> int:
+        room = os.statvfs(self._config.data_dir)
+        return room.f_bavail * room.f_frsize
