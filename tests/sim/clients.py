@@ -1,0 +1,343 @@
+"""Who uses the cluster: submitters, workers, readers, operators; careful ones, and ones that stall, die, report late.
+
+Each is a generator that yields what it waits for: a span (int, microseconds) or a call. They only act and write down
+what they were told (`Job`, the edge's history); judging is `judge.py`. Once `calm`, workers behave, so that what was
+submitted must drain.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from tests.sim.calls import OK, PATIENCE_US, REFUSED, Ask, Call, Edge
+from tests.sim.world import MILLISECOND, SECOND, World
+
+from horae import wire
+
+QUEUES: Final = ("a", "b")
+KEEP_SECONDS: Final = 1_000_000
+"""Retention: the record of every job is there to be judged at the end."""
+
+_UNIX = datetime(1970, 1, 1, tzinfo=UTC)
+
+Effect = int | Callable[[Callable[[Any], None]], object]
+Script = Generator[Effect, Any, None]
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """What one submitter wanted, and all that callers were told of it."""
+
+    job_id: str
+    request: wire.SubmitRequest
+    due_ms: int | None
+    """True time of day before which it may not start; None: none was named."""
+    delay_ms: int
+    submits: list[Call] = field(default_factory=list)
+    grants: list[Grant] = field(default_factory=list)
+    endings: list[Call] = field(default_factory=list)
+    beats: list[Call] = field(default_factory=list)
+    cancels: list[Call] = field(default_factory=list)
+    requeues: list[Call] = field(default_factory=list)
+    hurried: bool = False
+    """Somebody asked to run it now."""
+
+    @property
+    def acknowledged(self) -> Call | None:
+        """The first submit that was answered with this job itself (not another one of its unique key)."""
+        return next((call for call in self.submits if call.how == OK and call.value[0].id == self.job_id), None)
+
+
+@dataclass(slots=True, eq=False)
+class Grant:
+    """One lease, as its claim was answered."""
+
+    call: Call
+    worker: str
+    token: int
+    attempt: int
+    lease_us: int
+
+
+class Workload:
+    """All callers of a run, and the book of jobs."""
+
+    def __init__(self, world: World, edge: Edge, rng: random.Random, ids: list[str]) -> None:
+        self.world = world
+        self.edge = edge
+        self.rng = rng
+        self.ids = ids
+        self.book: dict[str, Job] = {}
+        self.names: list[str] = []
+        self.calm = False
+        self.closing = False
+        self.open_submits = 0
+        """Submitters that wait for an answer, or try again."""
+        self.on_grant: Callable[[Job, Grant], None] = lambda job, grant: None
+        self._interval_us = rng.choice((SECOND // 2, SECOND, 2 * SECOND))
+        self._sloppy = rng.choice((0.05, 0.15, 0.3))
+        """How many of the claims are worked badly."""
+
+    def start(self) -> None:
+        for number in range(2):
+            self._run(self._submitter(f"s{number}"))
+        for number in range(3):
+            self._run(self._worker(f"w{number}"))
+        self._run(self._reader("r0"))
+        self._run(self._operator("o0"))
+
+    # ------------------------------------------------------------------ submitters
+
+    def _submitter(self, name: str) -> Script:
+        rng = self.rng
+        while not self.closing:
+            yield int(2 * self._interval_us * rng.expovariate(1.0))
+            for _ in range(rng.choice((1, 1, 1, 4))):
+                job = self._make_job()
+                yield from self._submit(name, job)
+
+    def _make_job(self) -> Job:
+        rng = self.rng
+        job_id = f"j{len(self.book)}"
+        keys: dict[str, Any] = {}
+        due_ms, delay_ms = None, 0
+        when = rng.random()
+        if when < 0.3:
+            due_ms = self.world.true_wall_ms() + int(rng.random() * 15_000)
+            keys["run_at"] = _UNIX + timedelta(milliseconds=due_ms)
+        elif when < 0.45:
+            delay_ms = int(rng.random() * 10_000)
+            keys["delay_seconds"] = delay_ms / 1000
+        if rng.random() < 0.05:
+            keys["unique_key"] = f"u{rng.randrange(3)}"
+        if rng.random() < 0.03:
+            keys["ttl_seconds"] = 20.0
+        request = wire.SubmitRequest(
+            task="t",
+            id=job_id,
+            queue=rng.choice(QUEUES),
+            priority=rng.choice((0, 0, 5)),
+            max_attempts=rng.choice((2, 4)),
+            max_lost=rng.choice((1, 5)),
+            lease_seconds=rng.choice((1.0, 2.0, 5.0)),
+            timeout_seconds=rng.choice((20.0, 600.0)),
+            retry=wire.Retry(initial_seconds=0.5, factor=2.0, max_seconds=2.0, jitter=0.2),
+            retention_seconds=KEEP_SECONDS,
+            **keys,
+        )
+        job = self.book[job_id] = Job(job_id, request, due_ms, delay_ms)
+        self.names.append(job_id)
+        return job
+
+    def _submit(self, name: str, job: Job) -> Script:
+        """Repeated with its id until it is answered; a few callers give up instead."""
+        self.open_submits += 1
+        while True:
+            call = yield self._ask(
+                name, "submit", lambda service: service.submit(job.request), job.job_id, note=job.submits
+            )
+            if call.how in (OK, REFUSED) or (not self.calm and self.rng.random() < 0.05):
+                break
+            yield self._backoff_us()
+        self.open_submits -= 1
+
+    # ------------------------------------------------------------------ workers
+
+    def _worker(self, name: str) -> Script:
+        claims = 0
+        while True:
+            claims += 1
+            call = yield from self._claim(name, f"{name}-{claims}")
+            if call is not None and call.value.jobs:
+                yield from self._work(name, [self._note_grant(name, call, job) for job in call.value.jobs])
+
+    def _claim(self, name: str, claim_id: str) -> Generator[Effect, Any, Call | None]:
+        rng = self.rng
+        wait_s = rng.choice((0.0, 2.0, 10.0))
+        request = wire.ClaimRequest(
+            worker=name,
+            queues=rng.sample(QUEUES, 2),
+            max_jobs=rng.choice((1, 1, 3)),
+            wait_seconds=wait_s,
+            claim_id=claim_id,
+        )
+        for _ in range(6):
+            call: Call = yield self._ask(
+                name, "claim", lambda service: service.claim(request), patience_us=PATIENCE_US + int(wait_s * SECOND)
+            )
+            if call.how == OK:
+                if not call.value.jobs and not wait_s:
+                    yield SECOND
+                return call
+            yield self._backoff_us()
+        return None
+
+    def _note_grant(self, name: str, call: Call, claimed: wire.ClaimedJob) -> tuple[Job, Grant]:
+        job = self.book[claimed.id]
+        grant = Grant(call, name, claimed.lease_token, claimed.attempt, int(claimed.lease_seconds * SECOND))
+        job.grants.append(grant)
+        self.on_grant(job, grant)
+        return job, grant
+
+    def _work(self, name: str, held: list[tuple[Job, Grant]]) -> Script:
+        rng = self.rng
+        manner = rng.random()
+        if not self.calm and manner < self._sloppy:
+            if manner < self._sloppy / 3:
+                return  # dies with the jobs in hand
+            yield int(held[0][1].lease_us * (0.5 + 2 * rng.random()))  # stalls, and reports as if nothing were
+        else:
+            held = yield from self._beat_along(name, held)
+        for job, grant in held:
+            yield from self._end(name, job, grant)
+
+    def _beat_along(self, name: str, held: list[tuple[Job, Grant]]) -> Generator[Effect, Any, list[tuple[Job, Grant]]]:
+        """Run for a while with heartbeats; what is left of the jobs afterwards."""
+        rng = self.rng
+        end_us = self.world.now_us + int(rng.expovariate(1.0) * SECOND)
+        third_us = min(grant.lease_us for _, grant in held) // 3
+        while held and (left_us := end_us - self.world.now_us) > 0:
+            yield min(left_us, third_us)
+            if end_us <= self.world.now_us:
+                break
+            held = yield from self._beat(name, held)
+        return held
+
+    def _beat(self, name: str, held: list[tuple[Job, Grant]]) -> Generator[Effect, Any, list[tuple[Job, Grant]]]:
+        leases = [wire.LeaseBeat(job_id=job.job_id, lease_token=grant.token) for job, grant in held]
+        request = wire.HeartbeatRequest(worker=name, leases=leases)
+        call: Call = yield self._ask(
+            name, "heartbeat", lambda service: service.heartbeat(request), patience_us=2 * SECOND
+        )
+        if call.how != OK:
+            return held
+        kept = []
+        for (job, grant), status in zip(held, call.value.leases, strict=True):
+            if status.status == "ok":
+                job.beats.append(_of_token(call, grant.token))
+            if status.status == "ok" or self.rng.random() < 0.3:  # some go on all the same: the fence must hold
+                kept.append((job, grant))
+        return kept
+
+    def _end(self, name: str, job: Job, grant: Grant) -> Script:
+        fate = self.rng.random()
+        token, job_id = grant.token, job.job_id
+        if fate < 0.85 or (self.calm and fate < 0.95):
+            kind, ask = "complete", _completing(job_id, token)
+        elif fate < 0.95:
+            kind, ask = "fail", _failing(job_id, token)
+        else:
+            kind, ask = "release", _releasing(job_id, token)
+        for _ in range(8):
+            call: Call = yield self._ask(name, kind, ask, job_id, token, note=job.endings)
+            if call.how in (OK, REFUSED):
+                return
+            yield self._backoff_us()
+
+    # ------------------------------------------------------------------ readers and operators
+
+    def _reader(self, name: str) -> Script:
+        while not self.closing:
+            yield int(SECOND * self.rng.expovariate(1.0))
+            if self.names:
+                yield self._read(name, self._some_job())
+
+    def _read(self, name: str, job_id: str) -> Effect:
+        return self._ask(name, "read", lambda service: service.job(job_id), job_id)
+
+    def _operator(self, name: str) -> Script:
+        rng = self.rng
+        while not self.closing:
+            yield int(6 * SECOND * rng.expovariate(1.0))
+            if not self.names:
+                continue
+            job_id = self._some_job()
+            job = self.book[job_id]
+            what = rng.random()
+            if what < 0.5:
+                yield self._ask(name, "cancel", _cancelling(job_id), job_id, note=job.cancels)
+            elif what < 0.8:
+                yield self._ask(name, "requeue", _requeueing(job_id), job_id, note=job.requeues)
+            else:
+                job.hurried = True
+                yield self._ask(name, "run_now", _hurrying(job_id), job_id)
+
+    def _some_job(self) -> str:
+        """A recent one, mostly."""
+        back = int(self.rng.expovariate(0.1))
+        return self.names[max(0, len(self.names) - 1 - back)]
+
+    # ------------------------------------------------------------------ inside
+
+    def _ask(
+        self,
+        name: str,
+        kind: str,
+        ask: Ask,
+        job_id: str = "",
+        token: int = 0,
+        *,
+        patience_us: int = PATIENCE_US,
+        note: list[Call] | None = None,
+    ) -> Effect:
+        """A call of any node; it is noted as it begins, so that one that never ends is known too."""
+        node_id = self.rng.choice(self.ids)
+
+        def begin(done: Callable[[Any], None]) -> None:
+            call = self.edge.call(
+                name, node_id, kind, ask, job_id=job_id, token=token, patience_us=patience_us, done=done
+            )
+            if note is not None:
+                note.append(call)
+
+        return begin
+
+    def _backoff_us(self) -> int:
+        return int(SECOND * (0.1 + 0.5 * self.rng.random()))
+
+    def _run(self, script: Script) -> None:
+        def go_on(value: Any) -> None:
+            try:
+                effect = script.send(value)
+            except StopIteration:
+                return
+            if isinstance(effect, int):
+                self.world.after(max(effect, MILLISECOND), None, go_on, None)
+            else:
+                effect(go_on)
+
+        self.world.after(int(SECOND * self.rng.random()), None, go_on, None)
+
+
+def _of_token(call: Call, token: int) -> Call:
+    """The call as it stands for one of its leases."""
+    return Call(call.number, call.caller, call.kind, "", token, call.begin_us, call.seen_index, call.end_us, OK)
+
+
+def _completing(job_id: str, token: int) -> Ask:
+    return lambda service: service.complete(job_id, wire.CompleteRequest(lease_token=token))
+
+
+def _cancelling(job_id: str) -> Ask:
+    return lambda service: service.cancel(job_id)
+
+
+def _requeueing(job_id: str) -> Ask:
+    return lambda service: service.requeue(job_id)
+
+
+def _hurrying(job_id: str) -> Ask:
+    return lambda service: service.run_now(job_id)
+
+
+def _failing(job_id: str, token: int) -> Ask:
+    request = wire.FailRequest(lease_token=token, error=wire.ErrorBody(message="injected"))
+    return lambda service: service.fail(job_id, request)
+
+
+def _releasing(job_id: str, token: int) -> Ask:
+    return lambda service: service.release(job_id, wire.ReleaseRequest(lease_token=token))

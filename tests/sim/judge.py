@@ -1,0 +1,233 @@
+"""What must hold, judged from outside: by what nodes applied, and by what callers were told. Nothing here acts.
+
+While the run goes on: one leader a term, one digest an index, tokens that rise, nothing granted before its true time,
+nothing truncated that was applied, no read that misses what was applied before it began. At the end: the history against
+the final state. Numbers in brackets are those of the properties in the README.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+from zlib import crc32
+
+from tests.sim.calls import FAIL, INFO, OK, REFUSED, Call
+from tests.sim.clients import Job
+from tests.sim.world import MILLISECOND, SECOND, World
+
+from horae_node.core import views
+from horae_node.core.digest import every_row
+from horae_node.core.invariants import check_invariants
+from horae_node.core.model import FINISHED, JobSpec, Run, State
+from horae_node.core.results import EntryOutcome, Granted, Rejected
+from horae_node.core.tables import RUN, SPEC, run_of, spec_of
+from horae_storage.kv import View
+
+if TYPE_CHECKING:
+    from tests.sim.machine import Life
+
+HONEST_MS: Final = 20
+"""How far the wall clock of a machine that does not lie may be off."""
+
+DELAY_SLACK_MS: Final = 2500
+"""A delay counts from cluster time, which may lag by as much as the answers that carried it were under way."""
+
+DRIFT: Final = 0.002
+"""Above what two machines' monotonic clocks may differ by, as a share."""
+
+
+class Judge:
+    def __init__(self, world: World, book: dict[str, Job]) -> None:
+        self.world = world
+        self.book = book
+        self.findings: list[str] = []
+        self.digest = 0
+        """Of everything that happened: equal for equal runs."""
+        self.max_applied = 0
+        self.counts: dict[str, int] = {}
+        self._leaders: dict[int, str] = {}
+        self._digests: dict[int, int] = {}
+        self._tokens: dict[int, int] = {}
+        self._granted_us: dict[str, list[tuple[int, int]]] = {}
+        """By job: (token, when first applied)."""
+
+    def report(self, what: str) -> None:
+        self.findings.append(f"[{self.world.now_us / SECOND:.3f} s] {what}")
+
+    def count(self, what: str, by: int = 1) -> None:
+        self.counts[what] = self.counts.get(what, 0) + by
+
+    # ------------------------------------------------------------------ what nodes do
+
+    def on_leader(self, life: Life, term: int) -> None:
+        leader = self._leaders.setdefault(term, life.node_id)
+        if leader != life.node_id:
+            self.report(f"{leader} and {life.node_id} both lead in term {term} [S19]")
+
+    def on_entry(self, life: Life, index: int, outcome: EntryOutcome) -> None:
+        """After each entry that some node applied."""
+        view = life.node.applier.view
+        digest = views.meta(view).digest
+        known = self._digests.get(index)
+        if known is None:
+            self._digests[index] = digest
+            self._on_first(view, index, outcome)
+        elif known != digest:
+            self.report(f"{life.node_id} has another state at index {index}: {digest:08x}, not {known:08x} [S18, S20]")
+        self.digest = crc32(b"%d %d %d %s" % (self.world.now_us, index, digest, life.node_id.encode()), self.digest)
+
+    def _on_first(self, view: View, index: int, outcome: EntryOutcome) -> None:
+        """The first time that this entry was applied anywhere."""
+        if index != self.max_applied + 1 and self.max_applied:
+            self.report(f"entry {index} was applied after {self.max_applied} [S20]")
+        self.max_applied = max(self.max_applied, index)
+        for one in outcome.outcomes:
+            if isinstance(one, Granted):
+                if not one.repeated:
+                    for seq, token in one.grants:
+                        self._on_granted(view, seq, token)
+            elif isinstance(one, Rejected):
+                self.count(one.code)
+
+    def _on_granted(self, view: View, seq: int, token: int) -> None:
+        before = self._tokens.get(seq, 0)
+        if token <= before:
+            self.report(f"job {seq}: token {token} granted after {before} [S5]")
+        self._tokens[seq] = token
+        self.count("granted")
+        spec = views.spec(view, seq)
+        assert spec is not None
+        self._granted_us.setdefault(spec.id, []).append((token, self.world.now_us))
+        job = self.book.get(spec.id)
+        if job is not None and not job.hurried and not job.requeues:
+            self._check_due(job)
+
+    def _check_due(self, job: Job) -> None:
+        now_ms = self.world.true_wall_ms()
+        if job.due_ms is not None and now_ms < job.due_ms - HONEST_MS:
+            self.report(f"{job.job_id} was granted {job.due_ms - now_ms} ms before its time [S11]")
+        if job.delay_ms:
+            began_ms = self.world.true_wall_ms() - (self.world.now_us - _first_begin(job)) // MILLISECOND
+            if now_ms < began_ms + job.delay_ms - DELAY_SLACK_MS:
+                self.report(f"{job.job_id} was granted before its delay was over [S11]")
+
+    # ------------------------------------------------------------------ what callers are told
+
+    def on_answer(self, call: Call) -> None:
+        self.digest = crc32(f"{self.world.now_us} {call.number} {call.how}".encode(), self.digest)
+        self.count(f"{call.kind} {call.how}")
+        if call.kind == "read" and call.how in (OK, REFUSED):
+            self._check_read(call)
+
+    def _check_read(self, call: Call) -> None:
+        if call.served_index < call.seen_index:
+            self.report(
+                f"a read at {call.served_by} saw index {call.served_index}, {call.seen_index} was applied before [S15]"
+            )
+        job = self.book[call.job_id]
+        acknowledged = job.acknowledged
+        if acknowledged is not None and acknowledged.end_us < call.begin_us and call.how == REFUSED:
+            self.report(f"a read of {call.job_id} did not find it [S15]")
+        for ending in job.endings:
+            done = ending.kind == "complete" and ending.how == OK and ending.end_us < call.begin_us
+            if done and call.how == OK and call.value.state != "succeeded":
+                self.report(f"a read of {call.job_id} says {call.value.state} after its complete was answered [S15]")
+
+    # ------------------------------------------------------------------ the end
+
+    def is_drained(self, view: View) -> bool:
+        """No job waits or runs."""
+        return not any(counts.pending or counts.ready or counts.running for counts in views.all_counts(view).values())
+
+    def check_end(self, states: dict[str, View]) -> None:
+        """All nodes that are left have settled: their states against each other and against the history."""
+        for node_id, view in states.items():
+            for finding in check_invariants(view):
+                self.report(f"{node_id}: {finding}")
+        node_id, view = next(iter(states.items()))
+        reached = views.meta(view).applied_index
+        if reached < self.max_applied:
+            self.report(f"{node_id} is at index {reached}, {self.max_applied} was applied once [S1, S20]")
+        jobs = _jobs_of(view)
+        self.count("lost leases", sum(run.lost for _, run in jobs.values()))
+        for job_id in jobs:
+            if job_id not in self.book:
+                self.report(f"{job_id} is there, nobody submitted it [S2]")
+        for job in self.book.values():
+            self._check_job(job, jobs.get(job.job_id))
+
+    def _check_job(self, job: Job, found: tuple[JobSpec, Run] | None) -> None:
+        if found is None:
+            if job.acknowledged is not None:
+                self.report(f"{job.job_id} was acknowledged and is gone [S1]")
+            return
+        if all(call.how in (FAIL, REFUSED) and call.end_us for call in job.submits):
+            self.report(f"{job.job_id} is there, though its submit surely failed [S2]")
+        run = found[1]
+        if run.state not in FINISHED:
+            self.report(f"{job.job_id} is still {State(run.state).name.lower()} [L3]")
+        self._check_endings(job, run)
+        self._check_cancels(job, run)
+        self._check_fences(job)
+        self._check_leases(job)
+
+    def _check_endings(self, job: Job, run: Run) -> None:
+        accepted = sorted({call.token for call in job.endings if call.kind == "complete" and call.how == OK})
+        if len(accepted) > 1:
+            self.report(f"{job.job_id}: complete was accepted with the tokens {accepted} [S8]")
+        if accepted and (run.state != State.SUCCEEDED or run.token != accepted[0]):
+            self.report(f"{job.job_id}: complete was accepted, but it is {State(run.state).name.lower()} [S3]")
+        if run.state == State.SUCCEEDED:
+            may = {call.token for call in job.endings if call.kind == "complete" and call.how in (OK, INFO)}
+            if run.token not in may:
+                self.report(f"{job.job_id} succeeded with token {run.token}, nobody completed it so [S2]")
+
+    def _check_cancels(self, job: Job, run: Run) -> None:
+        for call in job.cancels:
+            if call.how != OK or call.value.state != "cancelled" or job.requeues:
+                continue
+            if run.state != State.CANCELLED:
+                self.report(f"{job.job_id} was cancelled, and is {State(run.state).name.lower()} [S12]")
+            for grant in job.grants:
+                if grant.call.begin_us > call.end_us:
+                    self.report(f"{job.job_id} was granted after its cancel was answered [S12]")
+
+    def _check_fences(self, job: Job) -> None:
+        """[S6]: once a newer token was known to anybody, no older one is accepted."""
+        for call in job.endings:
+            if call.how != OK:
+                continue
+            for grant in job.grants:
+                if grant.token > call.token and grant.call.end_us < call.begin_us:
+                    self.report(f"{job.job_id}: {call.kind} with token {call.token} accepted after {grant.token}")
+                if call.kind == "complete" and grant.call.begin_us > call.end_us:
+                    self.report(f"{job.job_id} was granted after it was completed [S3]")
+
+    def _check_leases(self, job: Job) -> None:
+        """[L5, S7]: nobody else gets the job while a lease that was renewed in time runs, by elapsed time."""
+        if job.requeues:
+            return
+        granted_us = dict(self._granted_us.get(job.job_id, []))
+        ended = {call.token for call in job.endings}
+        for grant in job.grants:
+            later = min((when_us for token, when_us in granted_us.items() if token > grant.token), default=None)
+            if later is None or grant.token in ended:
+                continue
+            renewed_us = max([grant.call.begin_us, *(c.begin_us for c in job.beats if c.token == grant.token)])
+            if later < renewed_us + grant.lease_us * (1 - DRIFT):
+                self.report(f"{job.job_id}: granted anew while the lease of token {grant.token} ran [S7]")
+
+
+def _first_begin(job: Job) -> int:
+    return min((call.begin_us for call in job.submits), default=0)
+
+
+def _jobs_of(view: View) -> dict[str, tuple[JobSpec, Run]]:
+    """Every job of a state, by id."""
+    specs: dict[bytes, JobSpec] = {}
+    runs: dict[bytes, Run] = {}
+    for key, row in every_row(view):
+        if key[:1] == SPEC:
+            specs[key[1:]] = spec_of(row)
+        elif key[:1] == RUN:
+            runs[key[1:]] = run_of(row)
+    return {spec.id: (spec, runs[seq]) for seq, spec in specs.items()}

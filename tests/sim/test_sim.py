@@ -1,0 +1,75 @@
+"""Whole clusters from seeds: some new ones each time, the ones that once found something, and the canaries.
+
+`HORAE_SIM_HOURS` asks for more than the default; the seed base is printed, and a failing seed prints what replays it.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.sim.__main__ import Total, command, run_many
+from tests.sim.canary import SEEDS_MAX
+from tests.sim.cluster import run
+
+HOURS = float(os.environ.get("HORAE_SIM_HOURS", "1.5"))
+JOBS = 2
+REPOSITORY = Path(__file__).parents[2]
+
+FOUND: dict[int, str] = {}
+"""Seeds that found something, and what it was: they must pass now."""
+
+
+@pytest.mark.timeout(120 + HOURS * 240)
+def test_new_seeds_break_no_promise(capsys: pytest.CaptureFixture[str]) -> None:
+    base = secrets.randbelow(10**9)
+    with capsys.disabled():
+        print(f"\nsimulator: {HOURS} hours from seed base {base}")
+    total = run_many(base, HOURS, JOBS)
+    assert [(report.findings[0], command(report.seed)) for report in total.failed] == []
+    assert total.starved() == []
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", sorted(SEEDS_MAX))
+def test_a_protection_taken_out_is_noticed(name: str) -> None:
+    base = secrets.randbelow(10**9)
+    total = run_many(base, 0, JOBS, canary=name, seeds_max=SEEDS_MAX[name])
+    assert total.failed, f"{name} was not found in {total.seeds} seeds from {base} on"
+
+
+def test_a_seed_gives_the_same_run_whatever_the_hash_seed() -> None:
+    script = "from tests.sim.cluster import run; r = run(11); print(r.digest, r.events, r.counts)"
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(REPOSITORY)},
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "1", "4242")
+    }
+    assert len(runs) == 1
+    assert runs.pop().split()[0] != "0"
+
+
+def test_a_run_is_told_by_its_schedule_alone() -> None:
+    whole = run(12)
+    assert run(12, whole.schedule).digest == whole.digest
+    assert run(12, []).digest != whole.digest
+
+
+def test_a_run_that_did_too_little_is_no_pass() -> None:
+    total = Total(simulated_s=7200.0)
+    assert any(line.startswith("power: 0 in 2.0 hours") for line in total.starved())
+
+
+@pytest.mark.parametrize("seed", sorted(FOUND))
+def test_what_a_seed_once_found_stays_mended(seed: int) -> None:
+    assert run(seed).findings == []
