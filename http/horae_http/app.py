@@ -136,7 +136,7 @@ class App:
                 return await self._run(route, call)
             except NotApplied as error:
                 lost_lead = error.code == "no_leader" and route.leader and self._loop.time() - began < LEADER_WAIT_S
-                if not lost_lead or service.leading():
+                if not lost_lead or service.leading() or self.stopping:
                     raise
         return await self._forwarder.pass_on(request, route, call, self._run)
 

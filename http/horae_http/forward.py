@@ -67,6 +67,9 @@ class Forwarder:
 
         Raises: `Failure("no_leader")`, `OutcomeUnknown`, and whatever `serve` raises.
         """
+        if PASSED_ON_BY in request.headers:
+            # At once: to wait here would leave the other node, when it finds the new leader, in doubt of what we did.
+            raise Failure("no_leader", "this node does not lead: nothing was done")
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LEADER_WAIT_S
         extended = False
@@ -75,7 +78,7 @@ class Forwarder:
             try:
                 if self._service.leading():
                     return await serve(route, call)
-                if url is None or PASSED_ON_BY in request.headers:
+                if url is None:
                     raise NotSent
                 return await self._send(url, request, call.raw)
             except NotApplied as error:  # this node led, and no longer does

@@ -76,7 +76,9 @@ async def _serve(config: NodeConfig, node: Node, stop: asyncio.Event) -> None:
     if len(config.members) > 1 and not is_loopback(config.raft_listen.host):
         log.warning("raft_links_in_the_clear", raft=config.raft_listen)
     await stop.wait()
-    await server.stop(config.stop_grace_ms)
+    async with asyncio.TaskGroup() as ending:
+        ending.create_task(server.stop(config.stop_grace_ms))
+        ending.create_task(node.retire())
 
 
 def _stop_on_signals() -> asyncio.Event:

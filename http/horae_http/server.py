@@ -25,8 +25,12 @@ from horae_node.errors import ConfigError
 KEEPALIVE_S: Final = 75.0
 """Longer than any caller of ours keeps an idle connection, so that it is the caller who closes."""
 BACKLOG: Final = 1024
-CLOSE_S: Final = 1.0
-"""For the connections that are left after the grace."""
+LINGER_S: Final = 1.0
+"""How long kept connections are still answered (`shutting_down`) at a stop: a request that is on its way over one when
+it is closed would be in doubt. Longer than an election, after which nobody asks this node any more."""
+LINGER_LOOK_S: Final = 0.05
+CLOSE_S: Final = 0.1
+"""For the connections that are left after that."""
 
 
 class Running:
@@ -51,8 +55,16 @@ class Running:
                 await self._app.idle.wait()
         except TimeoutError:
             pass
+        await self._linger()
         await self._connections.shutdown(CLOSE_S)
         self._app.close()
+
+    async def _linger(self) -> None:
+        """Until the other sides have closed their connections: each answer now asks them to."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + LINGER_S
+        while self._connections.connections and loop.time() < end:  # noqa: ASYNC110 (aiohttp tells of no closing)
+            await asyncio.sleep(LINGER_LOOK_S)
 
 
 async def start_server(app: App, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> Running:

@@ -81,6 +81,8 @@ class Proposer:
         self._queued_commands = 0
         self._queued_bytes = 0
         self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._scheduled = False
         self.disk_full = False
         self._loop = asyncio.get_running_loop()
@@ -142,6 +144,10 @@ class Proposer:
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush)
+
+    async def wait_idle(self) -> None:
+        """Until the outcome of every entry that left is known."""
+        await self._idle.wait()
 
     def fail_queued(self, error: NotApplied) -> None:
         """Leadership is gone: what has not left never will."""
@@ -208,11 +214,14 @@ class Proposer:
                 self._settle(chunk, error)
             return
         self._in_flight += 1
+        self._idle.clear()
         begun_ms = self._clock.monotonic_ms()
         committed.add_done_callback(lambda done: self._on_committed(done, chunks, begun_ms))
 
     def _on_committed(self, done: asyncio.Future[object], chunks: list[Chunk], begun_ms: int) -> None:
         self._in_flight -= 1
+        if not self._in_flight:
+            self._idle.set()
         error = None if done.cancelled() else done.exception()
         if done.cancelled() or error is not None:
             lost = error if isinstance(error, (NotApplied, OutcomeUnknown)) else OutcomeUnknown(str(error))

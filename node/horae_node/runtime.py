@@ -7,6 +7,7 @@ node. Not here: HTTP (the room above starts it), what any part does. Next to rea
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from importlib.metadata import version
 from itertools import islice
@@ -37,6 +38,9 @@ ROOM_CHECK_MS = 1000
 ROOM_BYTES_MIN = 64 << 20
 """Free disk below which new work is turned away, so that what is in hand can still be finished and logged."""
 
+RETIRE_MS = 500
+"""How long an orderly stop waits for the entries under way: many rounds, and less than an election."""
+
 REOPEN_MS = 100
 """Pause before a leader whose epoch could not be opened tries again."""
 
@@ -58,6 +62,7 @@ class Node:
         self._tasks: set[asyncio.Task[None]] = set()
         self._opening: asyncio.Task[None] | None = None
         self._stopping = False
+        self._retiring = False
 
     # ------------------------------------------------------------------ life
 
@@ -131,11 +136,25 @@ class Node:
             rng=host.dice(),
         )
 
+    async def retire(self) -> None:
+        """Before an orderly stop: lead no more, so that another does while this node still passes requests on.
+
+        Waiting claims are told at once; what is on its way into the log is waited for, that its outcome be known.
+        """
+        self._retiring = True
+        if self._opening is not None:
+            self._opening.cancel()
+        self._session.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RETIRE_MS / 1000):
+                await self._proposer.wait_idle()
+        self._raft.retire()
+
     async def stop(self) -> None:
         """Stop leading and taking part, make everything durable, free the directory. A second call does nothing."""
         if not self._opened or self._stopping:
             return
-        self._stopping = True
+        self._stopping = self._retiring = True
         self._session.close()
         for task in self._tasks:
             task.cancel()
@@ -169,7 +188,7 @@ class Node:
         raft = self._raft
         if not raft.is_leader:
             self._session.close()
-        elif not self._session.open and self._opening is None and not self._stopping:
+        elif not self._session.open and self._opening is None and not self._retiring:
             self._opening = self._spawn(self._reign())
         self._service.on_leadership()
 

@@ -58,6 +58,9 @@ class FakeRaft:
 
     async def stop(self) -> None: ...
 
+    def retire(self) -> None:
+        self.lose_leadership()
+
     def on_role(self, callback: Callable[[], None]) -> None:
         self._on_role = callback
 

@@ -138,6 +138,26 @@ async def test_a_claim_parked_on_a_leader_that_dies(
         (await q.api.call_until_answered("POST", path, {"lease_token": claimed["lease_token"]})).expect(200)
 
 
+async def test_a_leader_that_is_stopped_hands_over_first(
+    cluster: Cluster, leader: NodeProcess, follower: NodeProcess
+) -> None:
+    """Claims that wait on it do not hold it up; calls without any key are passed on to the next leader, in no doubt."""
+    body = {"worker": "w", "queues": ["none"], "wait_seconds": LONG_SECONDS}
+    waiting = asyncio.create_task(cluster.api.call("POST", "/v1/claims", body, url=leader.url))
+    await waiting_claims(cluster, leader, 1)
+    stopping = asyncio.create_task(cluster.stop(leader))
+    try:
+        require_problem(await asyncio.wait_for(waiting, DEADLINE_SECONDS), 503, "no_leader")
+        while not stopping.done():
+            made = await cluster.api.call("POST", "/v1/jobs", {"task": "t", "queue": "handed"}, url=follower.url)
+            made.expect(201)
+        assert await stopping == 0
+    finally:
+        await stopping
+        cluster.start(leader)
+        await cluster.wait_ready()
+
+
 async def test_a_leader_that_was_paused_does_no_harm(cluster: Cluster, leader: NodeProcess) -> None:
     """It wakes in the belief that it leads; the others have gone on without it."""
     others = [node for node in cluster.nodes if node is not leader]

@@ -177,6 +177,7 @@ class Guard:
         self._pre_vote_id = 0
         self._pre_votes: set[Peer] = set()
         self._pre_vote_won = False
+        self._retired = False
         self._voters: tuple[int, set[Peer]] = (0, set())
         self._sent: list[LogEntry] = []
         self._ticked_at: float | None = None
@@ -224,13 +225,33 @@ class Guard:
         self._excuse_pause(now)
         self._watch_disk(now)
         self.unmute()
-        if self._core.state != LEADER:
+        if self._retired:
+            self._core.election_deadline = now + 1  # before each tick: the library never holds an election
+        elif self._core.state != LEADER:
             self._maybe_pre_vote(now)
         self.raise_commit()
         self._core.tick()
         self._beat_muted(now)
         if self.rounds and self._core.state != LEADER:
             self.rounds.clear()
+
+    def may_move(self) -> bool:
+        """Whether a tick between two looks at the timers has anything to do: commit, apply, or hold an election.
+
+        Most messages and syncs move nothing: an acknowledgement of what is committed already, our own sync before any
+        acknowledgement. They would each pay for a whole tick.
+        """
+        core = self._core
+        if core.state != LEADER:
+            return self._pre_vote_won or core.state != FOLLOWER or self.lags_known or core.commit > core.applied
+        matched = sorted(core.match_index.values(), reverse=True)
+        return matched[(len(self.links) + 1) // 2 - 1] > core.commit or core.commit > core.applied
+
+    def retire(self) -> None:
+        """Lead no more and stand in no election: another shall. This node goes on acknowledging and voting."""
+        self._retired = True
+        if self._core.state != FOLLOWER:
+            self._core.resign()
 
     def _watch_disk(self, now: float) -> None:
         """Step down when our own disk stands still; the vote for itself would not get durable either."""

@@ -64,6 +64,9 @@ class LocalRaft:
         self._wake()
         self._loop.call_soon(self._tell_role)
 
+    def retire(self) -> None:
+        """There is nobody else to lead."""
+
     async def stop(self) -> None:
         if not self._running:
             return

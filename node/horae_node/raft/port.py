@@ -117,6 +117,13 @@ class Raft(Protocol):
         """Stop taking part: every waiting proposal ends as `OutcomeUnknown`; the log is synced and closed."""
         ...
 
+    def retire(self) -> None:
+        """Before an orderly `stop`: lead no more and stand in no election, but go on acknowledging and voting.
+
+        What is waiting ends as after any loss of leadership. A node that is alone leads on.
+        """
+        ...
+
     @property
     def is_leader(self) -> bool:
         """True while this node believes it leads. May be stale: never enough for a grant or a linearizable read."""

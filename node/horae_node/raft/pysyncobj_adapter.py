@@ -116,6 +116,7 @@ class PySyncObjRaft:
         self._inbox: deque[tuple[str, Message]] = deque()
         self._durable = 0
         self._woken = False
+        self._timers_due = True
         self._running = False
         # In order, not a set: where futures lie in memory may not decide who is answered first.
         self._waiting: dict[asyncio.Future[object], None] = {}
@@ -169,6 +170,10 @@ class PySyncObjRaft:
         self._running = True
         await self._transport.start(self)
         self._on_timer()
+
+    def retire(self) -> None:
+        self._guarded(self._guard.retire)
+        self._wake()
 
     async def stop(self) -> None:
         if not self._running:
@@ -262,6 +267,7 @@ class PySyncObjRaft:
         """A peer came or went. What it sent before is taken in first, so that nothing of it is mixed with the new."""
         if not self._running:
             return
+        self._timers_due = True
         self._guarded(self._take_connection, node_id, up)
         self._wake()
 
@@ -281,6 +287,7 @@ class PySyncObjRaft:
     def _on_timer(self) -> None:
         if self._running:
             self._timer = self._loop.call_later(TICK_S, self._on_timer)
+            self._timers_due = True
             if self._core.state == LEADER and self._core.commit > self._commit_sent:
                 self._commit_sent = -1  # tell the followers of a commit that no entry has carried to them
             self._wake()
@@ -316,20 +323,28 @@ class PySyncObjRaft:
             self._journal.on_durable(self._durable)
             guard.on_durable(self._durable, self._journal.durable_index)
             self._durable = 0
-        now = self._clock.monotonic()
         core.append_proposals()
-        guard.tick(now)
-        self._maybe_begin_round()
         if core.state == LEADER:
             self._send_what_waits()
-        self._maybe_forget_note()
-        self._maybe_compact(now)
-        self._journal.seal()
-        self._transport.flush()
+        self._hand_over()  # peers and our own disk work while what follows applies entries
+        if self._timers_due or guard.may_move():
+            self._timers_due = False
+            now = self._clock.monotonic()
+            guard.tick(now)
+            if core.state == LEADER:
+                self._send_what_waits()
+            self._maybe_forget_note()
+            self._maybe_compact(now)
+        self._maybe_begin_round()
+        self._hand_over()
         self._settle_readers()
         self._maybe_tell_role()
         if self._inbox or guard.lags_known:
             self._wake()
+
+    def _hand_over(self) -> None:
+        self._journal.seal()
+        self._transport.flush()
 
     def _send_what_waits(self) -> None:
         guard = self._guard

@@ -112,6 +112,7 @@ async def test_a_request_is_handed_on_once(start_node: StartNode, leader: Node) 
     got = await node.send("POST", "/v1/jobs", {"task": "t"}, Horae_Passed_On_By="other")
     assert (got.status, got.json["code"]) == (503, "no_leader")
     assert not leader.service.calls
+    assert not service.waits
 
 
 async def test_a_leader_that_refuses_the_connection_is_waited_past(start_node: StartNode, leader: Node) -> None:

@@ -76,6 +76,23 @@ async def test_the_open_request_ends_and_the_next_is_told(start_node: StartNode)
     await stopping
 
 
+async def test_a_stopping_node_still_answers_over_kept_connections(start_node: StartNode) -> None:
+    """Closed under a request that is on its way, they would leave its sender in doubt."""
+    node = await start_node()
+    reader, writer = await _connect(node)
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+    await _read_answer(reader)
+    stopping = asyncio.create_task(node.running.stop(1000))
+    for _ in range(10):
+        await asyncio.sleep(0)  # lets it come as far as it can
+    writer.write(b"GET /v1/jobs/j HTTP/1.1\r\nHost: a\r\n\r\n")
+    head, body = await _read_answer(reader)
+    assert b"Connection: close" in head
+    assert b'"code":"shutting_down"' in body
+    writer.close()
+    await stopping
+
+
 async def test_a_request_past_the_grace_is_cancelled(start_node: StartNode) -> None:
     node = await start_node()
     node.service.gate = asyncio.Event()

@@ -326,6 +326,20 @@ def test_11_a_node_that_is_cut_off_knows_of_no_leader(led: Script) -> None:
     assert led["c"].core.leader_id == "a"
 
 
+def test_11_a_leader_that_retires_leaves_it_to_the_others(led: Script) -> None:
+    led["a"].guard.retire()
+    assert not led["a"].leads
+    led.run("abc", 3000)
+    (leader,) = [node for node in "abc" if led[node].leads]
+    assert leader != "a"
+    assert led["a"].core.leader_id == leader
+    led.isolate("a")
+    led.run("abc", 3000)
+    led.rejoin("a")
+    led.run("abc", 1000)
+    assert led[leader].leads
+
+
 def test_11_a_pre_vote_is_refused_while_the_leader_is_heard(led: Script) -> None:
     question = {"type": "pre_vote", "id": 7, "term": 2, "last_log_index": 99, "last_log_term": 1}
     led.tick("a", after_ms=61)
