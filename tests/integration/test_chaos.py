@@ -76,23 +76,28 @@ def check_early(ledger: Ledger, due_ms: dict[str, int]) -> list[str]:
 # ---------------------------------------------------------------- faults
 
 
+Harm = Callable[[Cluster, list[NodeProcess], float], Awaitable[None]]
+
+
 async def fault(cluster: Cluster, rng: random.Random) -> None:
     """One fault, held for a while, and mended."""
-    kind = rng.choice(("kill-leader", "kill-follower", "kill-two", "kill-all", "pause-leader", "pause-follower"))
     leader = await cluster.leader()
     followers = [node for node in cluster.nodes if node is not leader]
     rng.shuffle(followers)
-    nodes = {
-        "kill-leader": [leader],
-        "kill-follower": followers[:1],
-        "kill-two": [leader, followers[0]],
-        "kill-all": [leader, *followers],
-        "pause-leader": [leader],
-        "pause-follower": followers[:1],
-    }[kind]
+    kinds: list[tuple[Harm, list[NodeProcess]]] = [
+        (kill, [leader]),
+        (kill, followers[:1]),
+        (kill, [leader, followers[0]]),
+        (kill, [leader, *followers]),
+        (pause, [leader]),
+        (pause, followers[:1]),
+        (stop, [leader]),
+        (stop, followers[:1]),
+    ]
+    harm, nodes = rng.choice(kinds)
     hold_seconds = rng.uniform(0.1, 3.0)
-    print(f"{kind} {' '.join(node.name for node in nodes)} for {hold_seconds:.1f} s")
-    await (pause if kind.startswith("pause") else kill)(cluster, nodes, hold_seconds)
+    print(f"{harm.__name__} {' '.join(node.name for node in nodes)} for {hold_seconds:.1f} s")
+    await harm(cluster, nodes, hold_seconds)
     await cluster.wait_ready()
     await asyncio.sleep(rng.uniform(0, 1.5))
 
@@ -111,6 +116,14 @@ async def pause(cluster: Cluster, nodes: list[NodeProcess], hold_seconds: float)
     await asyncio.sleep(hold_seconds)
     for node in nodes:
         cluster.resume(node)
+
+
+async def stop(cluster: Cluster, nodes: list[NodeProcess], hold_seconds: float) -> None:
+    for node in nodes:
+        assert await cluster.stop(node) == 0
+    await asyncio.sleep(hold_seconds)
+    for node in nodes:
+        cluster.start(node)
 
 
 # ---------------------------------------------------------------- clients and workers

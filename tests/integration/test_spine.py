@@ -134,54 +134,54 @@ def worker_process(url: str, queue: str, begun: Path) -> Iterator[subprocess.Pop
         process.wait()
 
 
-async def test_a_worker_killed_in_mid_job(tmp_path: Path) -> None:
-    async with running_cluster(tmp_path) as cluster:
-        api, ledger = cluster.api, Ledger()
-        job = {
-            "id": "endless-1",
-            "task": "endless",
-            "queue": "mid",
-            "lease_seconds": 1,
-            "retry": {"initial_seconds": 0},
-        }
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_worker_killed_in_mid_job(cluster: Cluster, tmp_path: Path) -> None:
+    api, ledger = cluster.api, Ledger()
+    job = {
+        "id": "endless-1",
+        "task": "endless",
+        "queue": "mid",
+        "lease_seconds": 1,
+        "retry": {"initial_seconds": 0},
+    }
+    (await api.call_until_answered("POST", "/v1/jobs", job)).expect(201)
+    begun = tmp_path / "begun"
+    with worker_process(cluster.nodes[0].url, "mid", begun) as process:
+
+        async def has_begun() -> bool:
+            assert process.poll() is None, begun.with_suffix(".log").read_text(encoding="utf-8")
+            return begun.exists() and begun.read_text(encoding="utf-8").endswith("\n")
+
+        await poll("the worker has begun the job", has_begun)
+    job_id, first_token = begun.read_text(encoding="utf-8").split()
+    assert job_id == "endless-1"
+    again = await poll("another worker gets the job", lambda: claim(api, ledger, "other", "mid"))
+    assert [grant.job_id for grant in again] == ["endless-1"]
+    assert again[0].token > int(first_token)
+    assert again[0].attempt == 2
+    body = {"lease_token": int(first_token), "result": "late"}
+    (await api.call_until_answered("POST", f"/v1/jobs/{job_id}/complete", body)).expect(409, "lease_lost")
+    assert await complete(api, ledger, again[0]) == 200
+    read = (await api.call_until_answered("GET", f"/v1/jobs/{job_id}")).expect(200)
+    assert (read["state"], read["lost"], read["result"]) == ("succeeded", 1, {"token": again[0].token})
+    assert read["errors"][0]["type"] == "lease_expired"
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_a_job_ahead_starts_at_its_time(cluster: Cluster) -> None:
+    api, lags_ms = cluster.api, []
+    leader = await cluster.leader()
+    for n in range(3):
+        due_s = time.time() + 1.5
+        run_at = datetime.fromtimestamp(due_s, UTC).isoformat(timespec="milliseconds")
+        job = {"id": f"ahead-{n}", "task": "noop", "queue": "ahead", "run_at": run_at}
+        body = {"worker": "w", "queues": ["ahead"], "wait_seconds": 30}
+        waiting = asyncio.create_task(api.call("POST", "/v1/claims", body, url=leader.url, wait_seconds=30))
         (await api.call_until_answered("POST", "/v1/jobs", job)).expect(201)
-        begun = tmp_path / "begun"
-        with worker_process(cluster.nodes[0].url, "mid", begun) as process:
-
-            async def has_begun() -> bool:
-                assert process.poll() is None, begun.with_suffix(".log").read_text(encoding="utf-8")
-                return begun.exists() and begun.read_text(encoding="utf-8").endswith("\n")
-
-            await poll("the worker has begun the job", has_begun)
-        job_id, first_token = begun.read_text(encoding="utf-8").split()
-        assert job_id == "endless-1"
-        again = await poll("another worker gets the job", lambda: claim(api, ledger, "other", "mid"))
-        assert [grant.job_id for grant in again] == ["endless-1"]
-        assert again[0].token > int(first_token)
-        assert again[0].attempt == 2
-        body = {"lease_token": int(first_token), "result": "late"}
-        (await api.call_until_answered("POST", f"/v1/jobs/{job_id}/complete", body)).expect(409, "lease_lost")
-        assert await complete(api, ledger, again[0]) == 200
-        read = (await api.call_until_answered("GET", f"/v1/jobs/{job_id}")).expect(200)
-        assert (read["state"], read["lost"], read["result"]) == ("succeeded", 1, {"token": again[0].token})
-        assert read["errors"][0]["type"] == "lease_expired"
-
-
-async def test_a_job_ahead_starts_at_its_time(tmp_path: Path) -> None:
-    async with running_cluster(tmp_path) as cluster:
-        api, lags_ms = cluster.api, []
-        leader = await cluster.leader()
-        for n in range(3):
-            due_s = time.time() + 1.5
-            run_at = datetime.fromtimestamp(due_s, UTC).isoformat(timespec="milliseconds")
-            job = {"id": f"ahead-{n}", "task": "noop", "queue": "ahead", "run_at": run_at}
-            body = {"worker": "w", "queues": ["ahead"], "wait_seconds": 30}
-            waiting = asyncio.create_task(api.call("POST", "/v1/claims", body, url=leader.url, wait_seconds=30))
-            (await api.call_until_answered("POST", "/v1/jobs", job)).expect(201)
-            jobs = (await waiting).expect(200)["jobs"]
-            started_s = time.time()
-            assert [each["id"] for each in jobs] == [job["id"]]
-            due_ms = round(datetime.fromisoformat(run_at).timestamp() * 1000)
-            assert started_s * 1000 >= due_ms
-            lags_ms.append(started_s * 1000 - due_ms)
-        print(f"\nstarted after its time, idle: {', '.join(f'{lag:.1f}' for lag in lags_ms)} ms (promised: 50 ms)")
+        jobs = (await waiting).expect(200)["jobs"]
+        started_s = time.time()
+        assert [each["id"] for each in jobs] == [job["id"]]
+        due_ms = round(datetime.fromisoformat(run_at).timestamp() * 1000)
+        assert started_s * 1000 >= due_ms
+        lags_ms.append(started_s * 1000 - due_ms)
+    print(f"\nstarted after its time, idle: {', '.join(f'{lag:.1f}' for lag in lags_ms)} ms (promised: 50 ms)")
