@@ -26,6 +26,12 @@ CHUNK_BYTES_MAX = ENTRY_BYTES_MAX // 2
 IN_FLIGHT_MAX = 2
 """Entries proposed and not yet applied. Two keep disk and network busy at once; more only make entries smaller."""
 
+DATA_BYTES_MAX = ENTRY_BYTES_MAX - codec.HEADER_BYTES_MAX
+"""Commands in one entry, and so the largest single one."""
+
+COMMIT_DEADLINE_MS = 10_000
+"""How long a caller waits for an entry: far above any healthy round, below what callers wait for by themselves."""
+
 QUEUED_BYTES_MAX = 32 * 1024 * 1024
 QUEUED_COMMANDS_MAX = 20_000
 RETRY_AFTER_MS = 1000
@@ -69,6 +75,19 @@ class Session(Protocol):
         ...
 
 
+def _cut(chunks: list[Chunk]) -> list[list[Chunk]]:
+    """The chunks as entries, in order: what a session adds comes on top of what filled one already."""
+    parts: list[list[Chunk]] = [[]]
+    size = 0
+    for chunk in chunks:
+        if size + chunk.size_bytes > DATA_BYTES_MAX and parts[-1]:
+            parts.append([])
+            size = 0
+        parts[-1].append(chunk)
+        size += chunk.size_bytes
+    return parts
+
+
 class Proposer:
     """Gathers commands into entries. One for a node; idle while the node does not lead."""
 
@@ -102,7 +121,7 @@ class Proposer:
         """
         if self.disk_full and not ending:
             raise NotApplied(
-                "storage_full", "the leader's disk is nearly full: make room", retry_after_ms=RETRY_AFTER_MS
+                "storage_full", "the disks of too many nodes are full: make room", retry_after_ms=RETRY_AFTER_MS
             )
         factor = 2 if ending else 1
         if self._queued_commands < QUEUED_COMMANDS_MAX * factor and self._queued_bytes < QUEUED_BYTES_MAX * factor:
@@ -164,13 +183,13 @@ class Proposer:
         blobs: list[bytes] = []
         size = 0
         for blob in map(codec.pack_command, commands):
+            if len(blob) > DATA_BYTES_MAX:
+                raise NotApplied("too_large", f"one command takes {len(blob)} bytes; at most {DATA_BYTES_MAX} fit")
             if blobs and size + len(blob) > CHUNK_BYTES_MAX:
                 chunks.append(Chunk(blobs, size, None))
                 blobs, size = [], 0
             blobs.append(blob)
             size += len(blob)
-        if size > ENTRY_BYTES_MAX - 2 * codec.HEADER_BYTES_MAX:
-            raise NotApplied("too_large", f"one command takes {size} bytes; at most {ENTRY_BYTES_MAX} fit")
         chunks.append(Chunk(blobs, size, due_now))
         for chunk in chunks:
             self._queue.append(chunk)
@@ -188,11 +207,12 @@ class Proposer:
             chunks = [*plan.first, *taken, *plan.last]
             if not chunks:
                 return
-            self._propose(header, chunks)
+            for part in _cut(chunks):
+                self._propose(header, part)
 
     def _take(self) -> tuple[list[Chunk], dict[str, int]]:
         """Chunks for one entry, in order, and the jobs per queue that they make ready."""
-        room = ENTRY_BYTES_MAX - ENTRY_BYTES_MAX // 4 if len(self._queue) > 1 else ENTRY_BYTES_MAX
+        room = DATA_BYTES_MAX
         taken: list[Chunk] = []
         due_now: dict[str, int] = {}
         while self._queue and (not taken or self._queue[0].size_bytes <= room):
@@ -216,9 +236,19 @@ class Proposer:
         self._in_flight += 1
         self._idle.clear()
         begun_ms = self._clock.monotonic_ms()
-        committed.add_done_callback(lambda done: self._on_committed(done, chunks, begun_ms))
+        timer = self._loop.call_later(COMMIT_DEADLINE_MS / 1000, self._on_overdue, chunks)
+        committed.add_done_callback(lambda done: self._on_committed(done, chunks, begun_ms, timer))
 
-    def _on_committed(self, done: asyncio.Future[object], chunks: list[Chunk], begun_ms: int) -> None:
+    def _on_overdue(self, chunks: list[Chunk]) -> None:
+        """No majority has it on disk yet: the callers are told what is known, the entry stays under way."""
+        overdue = OutcomeUnknown("no majority of the nodes has stored the command in time; it may still take effect")
+        for chunk in chunks:
+            self._settle(chunk, overdue)
+
+    def _on_committed(
+        self, done: asyncio.Future[object], chunks: list[Chunk], begun_ms: int, timer: asyncio.TimerHandle
+    ) -> None:
+        timer.cancel()
         self._in_flight -= 1
         if not self._in_flight:
             self._idle.set()

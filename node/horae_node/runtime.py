@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from importlib.metadata import version
 from itertools import islice
+from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily
 
@@ -70,6 +71,7 @@ class Node:
         """Open everything and take part. Raises: `ConfigError`, storage's refusals: the process ends then."""
         config, clock = self._config, self._clock
         self._fatal: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
         self._host.open()
         self._opened = True
         self._applier = Applier(
@@ -205,6 +207,14 @@ class Node:
         finally:
             self._opening = None
 
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """What a callback raised, nobody else sees: it would leave its callers waiting and the node leading."""
+        error = context.get("exception")
+        if context.get("handle") is not None and error is not None:
+            self._on_fatal(error)
+        else:
+            loop.default_exception_handler(context)
+
     def _on_fatal(self, error: BaseException) -> None:
         if not self._fatal.done():
             self._fatal.set_result(error)
@@ -230,7 +240,15 @@ class Node:
             self._applier.maybe_commit()
             if before_ms - room_checked_ms >= ROOM_CHECK_MS:
                 room_checked_ms = before_ms
-                self._proposer.disk_full = self._applier.full or self._host.free_bytes() < ROOM_BYTES_MIN
+                self._proposer.disk_full = self._disk_full()
+
+    def _disk_full(self) -> bool:
+        """New work could not be stored: our own disk is full, or those of so many others that no majority stores it."""
+        if self._applier.full or self._host.free_bytes() < ROOM_BYTES_MIN:
+            return True
+        status = self._raft.status()
+        full = status.disk_full + sum(peer.disk_full for peer in status.peers.values())
+        return 2 * (len(self._config.members) - full) <= len(self._config.members)
 
     # ------------------------------------------------------------------ views of the whole
 

@@ -78,6 +78,7 @@ class Link:
         "awaits_install",
         "beat_at",
         "connected",
+        "disk_full",
         "flight",
         "flight_bytes",
         "gated",
@@ -93,6 +94,8 @@ class Link:
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
         self.connected = False
+        self.disk_full = False
+        """Its last acknowledgement said that its log's disk has no room."""
         self.seq = 0
         """Number of the last append_entries sent to it; its answers say which one they answer."""
         self.got_seq = 0
@@ -182,6 +185,8 @@ class Guard:
         self._sent: list[LogEntry] = []
         self._ticked_at: float | None = None
         self._disk_seen = (0, 0.0)
+        self.disk_full = False
+        """Our own log waits for room on its disk."""
         self._handlers: dict[str, Callable[[Link, Message], None]] = {
             "append_entries": self._in_append,
             "next_node_idx": self._in_answer,
@@ -557,6 +562,7 @@ class Guard:
             return  # 4: of another reign
         seq = message["seq"]
         self._land(link, seq, early=bool(message.get("early")))
+        link.disk_full = bool(message.get("disk_full"))
         self._confirm_rounds(link.peer, seq)
         wall_ms = message.get("wall_ms")
         if isinstance(wall_ms, int):
@@ -790,6 +796,7 @@ class Guard:
             return
         if message["type"] == "next_node_idx":
             message["wall_ms"] = self._clock.wall_ms()
+            message["disk_full"] = self.disk_full
             link.answered_at = self._clock.monotonic()
         self._send_raw(link.peer.id, message)
 

@@ -98,6 +98,8 @@ class RaftStatus(NamedTuple):
     first_index: int
     durable_log_index: int
     peers: dict[str, PeerStatus]
+    disk_full: bool = False
+    """This node's log waits for room on its disk."""
 
 
 class PeerStatus(NamedTuple):
@@ -106,6 +108,8 @@ class PeerStatus(NamedTuple):
     """Highest index known to be on that peer's disk (leader only, else 0)."""
     last_heard_ms: int | None
     """Milliseconds since something was received from it; None when never."""
+    disk_full: bool = False
+    """Its log waits for room on its disk (leader only)."""
 
 
 class Raft(Protocol):

@@ -253,6 +253,7 @@ class PySyncObjRaft:
             applied_index=core.applied,
             first_index=journal.first_index,
             durable_log_index=journal.durable_index,
+            disk_full=self._guard.disk_full,
             peers={node_id: self._peer_status(node_id) for node_id in self._guard.links},
         )
 
@@ -294,11 +295,13 @@ class PySyncObjRaft:
 
     def _on_durable(self, durable: int) -> None:
         self._durable = durable
+        self._guard.disk_full = False
         self._wake()
 
     def _on_log_failure(self, error: BaseException) -> None:
         """A full disk is waited out by the log itself; after anything else nothing becomes durable any more."""
         if isinstance(error, StorageFull):
+            self._guard.disk_full = True
             _events.warning("log_disk_full", reason=str(error))
         else:
             self._fail(error)
@@ -431,7 +434,7 @@ class PySyncObjRaft:
         heard = link.heard_at
         match = self._core.match_index.get(link.peer, 0) if self._core.state == LEADER else 0
         since = None if heard is None else max(0, round((self._clock.monotonic() - heard) * 1000))
-        return PeerStatus(link.connected, match, since)
+        return PeerStatus(link.connected, match, since, link.disk_full)
 
     # ------------------------------------------------------------------ compaction and snapshots
 

@@ -15,7 +15,7 @@ from horae_node.core.commands import ENTRY_VERSION, AdvanceTime, Command, Comple
 from horae_node.core.results import Advanced, Done, EntryOutcome, Outcome, Rejected
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.proposer import Plan, Proposer
-from horae_node.raft.port import SnapshotInfo
+from horae_node.raft.port import ENTRY_BYTES_MAX, SnapshotInfo
 
 
 class Echo:
@@ -153,3 +153,45 @@ async def test_submits_are_turned_away_before_endings() -> None:
     raft.commit_all()
     await asyncio.gather(*waiting)
     made.require_room(ending=False)
+
+
+class Greedy(PlainSession):
+    """Adds a large claim to every entry that has something in it."""
+
+    def __init__(self, made: Proposer) -> None:
+        self._made = made
+
+    def plan(self, header: Header, due_now: dict[str, int]) -> Plan:
+        claims = [self._made.chunk(CompleteJob("j", 1, b"y" * 100_000)) for _ in range(12)] if due_now else []
+        return Plan([], claims)
+
+
+async def test_what_a_session_adds_never_makes_an_entry_too_long() -> None:
+    made, raft, _ = make()
+    made.attach(Greedy(made))
+    results = await made.run([CompleteJob("j", 1, b"x" * 500_000) for _ in range(4)])
+    assert results == [Done(7)] * 4
+    outcome = await made.run_one(CompleteJob("j", 1, b"x" * (proposer.DATA_BYTES_MAX - 100)), {"q": 1})
+    assert outcome == Done(7)
+    assert all(len(entry) <= ENTRY_BYTES_MAX for entry in raft.entries)
+    assert sum(len(codec.split_entry(entry)[1]) for entry in raft.entries) == 4 + 1 + 12
+
+
+async def test_a_command_beyond_an_entry_is_refused_wherever_it_stands() -> None:
+    made, raft, _ = make()
+    huge = CompleteJob("j", 1, b"x" * ENTRY_BYTES_MAX)
+    for commands in ([huge], [Nothing(), huge], [huge, Nothing()]):
+        with pytest.raises(NotApplied) as caught:
+            await made.run(commands)
+        assert caught.value.code == "too_large"
+    assert raft.entries == []
+
+
+async def test_an_entry_that_no_majority_stores_is_unknown_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proposer, "COMMIT_DEADLINE_MS", 5)
+    made, raft, _ = make(hold=True)
+    with pytest.raises(OutcomeUnknown):
+        await made.run_one(Nothing())
+    raft.commit_all()
+    raft.hold = False
+    assert await made.run_one(Nothing()) == Done(7)
