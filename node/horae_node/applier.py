@@ -43,6 +43,7 @@ class Applier:
         self._durable_index = self._applied_index
         self._commands_open = 0
         self._full = False
+        self._last_stamp = (self.meta().now_ms, clock.monotonic_ms())
         self._committed_at_ms = clock.monotonic_ms()
         self._on_entry: Callable[[int, EntryOutcome], None] | None = None
         self._on_install: Callable[[], None] | None = None
@@ -54,6 +55,11 @@ class Applier:
     @property
     def durable_index(self) -> int:
         return self._durable_index
+
+    @property
+    def last_stamp(self) -> tuple[int, int]:
+        """The cluster time that the last entry carried, and the monotonic moment at which it was applied here, ms."""
+        return self._last_stamp
 
     @property
     def view(self) -> View:
@@ -80,6 +86,8 @@ class Applier:
         header, commands = codec.split_entry(entry) if entry else (_NO_HEADER, ())
         outcome = machine.apply(index, header, commands, self._store.txn)
         self._applied_index = index
+        if commands:
+            self._last_stamp = (header.now_ms, self._clock.monotonic_ms())
         self._commands_open += len(commands)
         if self._commands_open >= self._commit_commands or self._store.dirty_bytes >= TXN_BYTES_MAX // 2:
             self._try_commit()
@@ -142,6 +150,7 @@ class Applier:
         if self._applied_index != snapshot_info.last_index:
             raise Fatal(f"the snapshot says index {snapshot_info.last_index}, its state {self._applied_index}")
         self._durable_index = self._applied_index
+        self._last_stamp = (self.meta().now_ms, self._clock.monotonic_ms())
         self._commands_open = 0
         if self._on_install is not None:
             self._on_install()

@@ -60,19 +60,35 @@ class ManualClock:
 
 
 class ClusterClock:
-    """The median of the members' wall clocks, carried on this node's monotonic clock.
+    """The members' wall clocks, carried on this node's monotonic clock: no minority of wrong ones makes it run ahead.
 
-    One member whose clock is wrong, this one or another, moves the median by no more than the spread of the right
-    ones. With fewer than three samples the median is the lower one: the earlier clock, so nothing fires early
-    (DESIGN.md 4). Offsets of members not heard of for `STALE_MS` are left out.
+    Of n members (n - 1) // 2 may lie. What is taken is the latest clock that cannot lie ahead whoever of them lies:
+    with all members heard, the median; with fewer, an earlier one. An earlier one may lag behind what the cluster was
+    told before, as far as a liar wishes: so while some member is not heard, time goes on from there, a breath slower
+    than any host's monotonic clock runs (a job with a delay that was submitted in a time that lags would start early
+    when it no longer does). Offsets of members not heard of for `STALE_MS` are left out.
     """
 
     STALE_MS = 10_000
+    SLOWER_PER_MILLE = 1
 
     def __init__(self, clock: Clock, own_id: str) -> None:
         self._clock = clock
         self._own_id = own_id
         self._offsets: dict[str, tuple[int, int]] = {}
+        self._liars_max = 0
+        self._told: tuple[int, int] | None = None
+        """Cluster time as it was last known, and when (monotonic)."""
+
+    def lead(self, voters: int, now_ms: int, seen_ms: int) -> None:
+        """Begin to tell the time for so many members, this one included.
+
+        `now_ms` was cluster time when, or before, an entry with it was applied here, at the monotonic moment `seen_ms`.
+        """
+        self._liars_max = (voters - 1) // 2
+        carried = self._carried(seen_ms)
+        if carried is None or carried < now_ms:
+            self._told = (now_ms, seen_ms)
 
     def observe(self, node_id: str, wall_ms: int) -> None:
         """Take in a member's wall clock as it stood when its answer arrived."""
@@ -84,13 +100,22 @@ class ClusterClock:
         self._offsets.clear()
 
     def now_ms(self) -> int:
-        """Cluster time, ms since the Unix epoch."""
+        """Cluster time, ms since the Unix epoch. Before the first `lead` of a larger cluster: this host's own."""
         mono = self._clock.monotonic_ms()
         oldest = mono - self.STALE_MS
         offsets = [offset for offset, seen in self._offsets.values() if seen > oldest]
         offsets.append(self._clock.wall_ms() - mono)
         offsets.sort()
-        return mono + offsets[(len(offsets) - 1) // 2]
+        # At most so many lie: of one more than that, the earliest is not ahead of some honest clock.
+        at = len(offsets) - 1 - self._liars_max
+        carried = self._carried(mono)
+        if at < 0:
+            return mono + offsets[0] if carried is None else carried
+        now = mono + offsets[at]
+        if carried is not None and now < carried and len(offsets) <= 2 * self._liars_max:
+            now = carried
+        self._told = (now, mono)
+        return now
 
     def skew_ms(self) -> dict[str, int]:
         """Each known member's wall clock less cluster time, ms (this node included)."""
@@ -99,3 +124,11 @@ class ClusterClock:
         skews = {node: mono + offset - now for node, (offset, _) in sorted(self._offsets.items())}
         skews[self._own_id] = self._clock.wall_ms() - now
         return skews
+
+    def _carried(self, mono: int) -> int | None:
+        """What was last known, gone on since."""
+        if self._told is None:
+            return None
+        told, at = self._told
+        elapsed = mono - at
+        return told + elapsed - elapsed * self.SLOWER_PER_MILLE // 1000
