@@ -19,7 +19,7 @@ from horae_node.raft.pysyncobj_adapter import PySyncObjRaft
 from horae_node.raft.pysyncobj_core import Message
 from horae_node.raft.pysyncobj_journal import Journal
 
-SEEDS_MAX: Final = {"guard": 60, "gate": 60, "token": 10, "clock": 20, "reads": 20}
+SEEDS_MAX: Final = {"guard": 150, "gate": 100, "token": 20, "clock": 100, "reads": 100}
 """How many seeds a run may need to find it: several times what it took when measured (see the README)."""
 
 

@@ -57,6 +57,8 @@ class Grant:
     """One lease, as its claim was answered."""
 
     call: Call
+    asked_us: int
+    """When this claim was first asked for: a repeat gets the same lease, which runs from then at the earliest."""
     worker: str
     token: int
     attempt: int
@@ -75,9 +77,10 @@ class Workload:
         self.names: list[str] = []
         self.calm = False
         self.closing = False
+        self._good: dict[str, str] = {}
+        """By caller: the node that answered last. Callers that behave stay with it."""
         self.open_submits = 0
         """Submitters that wait for an answer, or try again."""
-        self.on_grant: Callable[[Job, Grant], None] = lambda job, grant: None
         self._interval_us = rng.choice((SECOND // 2, SECOND, 2 * SECOND))
         self._sloppy = rng.choice((0.05, 0.15, 0.3))
         """How many of the claims are worked badly."""
@@ -137,9 +140,7 @@ class Workload:
         """Repeated with its id until it is answered; a few callers give up instead."""
         self.open_submits += 1
         while True:
-            call = yield self._ask(
-                name, "submit", lambda service: service.submit(job.request), job.job_id, note=job.submits
-            )
+            call = yield self._ask(name, "submit", _submitting(job), job.job_id, note=job.submits)
             if call.how in (OK, REFUSED) or (not self.calm and self.rng.random() < 0.05):
                 break
             yield self._backoff_us()
@@ -151,9 +152,10 @@ class Workload:
         claims = 0
         while True:
             claims += 1
+            asked_us = self.world.now_us
             call = yield from self._claim(name, f"{name}-{claims}")
             if call is not None and call.value.jobs:
-                yield from self._work(name, [self._note_grant(name, call, job) for job in call.value.jobs])
+                yield from self._work(name, [self._note_grant(name, call, asked_us, job) for job in call.value.jobs])
 
     def _claim(self, name: str, claim_id: str) -> Generator[Effect, Any, Call | None]:
         rng = self.rng
@@ -176,11 +178,10 @@ class Workload:
             yield self._backoff_us()
         return None
 
-    def _note_grant(self, name: str, call: Call, claimed: wire.ClaimedJob) -> tuple[Job, Grant]:
+    def _note_grant(self, name: str, call: Call, asked_us: int, claimed: wire.ClaimedJob) -> tuple[Job, Grant]:
         job = self.book[claimed.id]
-        grant = Grant(call, name, claimed.lease_token, claimed.attempt, int(claimed.lease_seconds * SECOND))
+        grant = Grant(call, asked_us, name, claimed.lease_token, claimed.attempt, int(claimed.lease_seconds * SECOND))
         job.grants.append(grant)
-        self.on_grant(job, grant)
         return job, grant
 
     def _work(self, name: str, held: list[tuple[Job, Grant]]) -> Script:
@@ -285,11 +286,18 @@ class Workload:
         note: list[Call] | None = None,
     ) -> Effect:
         """A call of any node; it is noted as it begins, so that one that never ends is known too."""
-        node_id = self.rng.choice(self.ids)
+        node_id = self._good.pop(name, None) if self.calm else None
+        if node_id is None:
+            node_id = self.rng.choice(self.ids)
 
         def begin(done: Callable[[Any], None]) -> None:
+            def answered(call: Call) -> None:
+                if call.how in (OK, REFUSED):
+                    self._good[name] = node_id
+                done(call)
+
             call = self.edge.call(
-                name, node_id, kind, ask, job_id=job_id, token=token, patience_us=patience_us, done=done
+                name, node_id, kind, ask, job_id=job_id, token=token, patience_us=patience_us, done=answered
             )
             if note is not None:
                 note.append(call)
@@ -320,6 +328,10 @@ def _of_token(call: Call, token: int) -> Call:
 
 def _completing(job_id: str, token: int) -> Ask:
     return lambda service: service.complete(job_id, wire.CompleteRequest(lease_token=token))
+
+
+def _submitting(job: Job) -> Ask:
+    return lambda service: service.submit(job.request)
 
 
 def _cancelling(job_id: str) -> Ask:

@@ -34,6 +34,9 @@ FIRST_ANSWER_US: Final = 10 * SECOND
 DRAIN_US: Final = 90 * SECOND
 """After the heal, everything submitted has finished and all nodes are equal within this."""
 
+WAYS_TO_BREAK: Final = ("gone", "slow", "paused", "flapping", "deaf", "mute")
+"""What a minority may suffer for good while the rest must go on."""
+
 PIECE_BYTES: Final = 4096
 """Snapshots here are small: pieces are, too, so that transfers have a middle."""
 
@@ -95,6 +98,8 @@ class Cluster:
             machine.on_installed = lambda: self.judge.count("snapshots installed")
         self.schedule = draw_schedule(dice("faults"), self.fault_us)
         self.spare_rng = dice("end")
+        self.broken: list[Machine] = []
+        """Those that stay broken for good after the heal."""
 
     def leader(self) -> Machine | None:
         """The machine whose node serves as leader, the newest of several that think so."""
@@ -127,13 +132,18 @@ class Cluster:
     def _cuts(self, machine: Machine, other: str) -> bool:
         return self.network.is_cut(machine.node_id, other)
 
-    def run(self, schedule: list[Fault]) -> None:
-        """Both phases; stops at the first finding."""
+    def begin(self, schedule: list[Fault]) -> Faults:
+        """Start the nodes, the callers and the schedule; time does not pass yet."""
         faults = Faults(self, schedule)
         for machine in self.order:
             machine.start()
         self.workload.start()
         faults.start()
+        return faults
+
+    def run(self, schedule: list[Fault]) -> None:
+        """Both phases; stops at the first finding."""
+        faults = self.begin(schedule)
         if self._pass(self.fault_us, lambda: False):
             faults.heal()
             self._heal()
@@ -151,14 +161,37 @@ class Cluster:
     def _heal(self) -> None:
         """All faults end; at times a minority stays broken for good, and the others must do without it."""
         self.network.spike_chance = 0.0
-        if self.spare_rng.random() < 0.25:
-            for machine in self.spare_rng.sample(self.order, (len(self.order) - 1) // 2):
-                machine.gone = True
-                machine.crash(power=True)
         for machine in self.order:
             machine.start()
+        if self.spare_rng.random() < 0.4:
+            self.broken = self.spare_rng.sample(self.order, (len(self.order) - 1) // 2)
+            self._break_for_good(self.spare_rng.choice(WAYS_TO_BREAK))
         self.workload.calm = True
         self.edge.loss = 0.0
+
+    def _break_for_good(self, way: str) -> None:
+        self.judge.count(f"for good {way}")
+        self.tell(f"for good: {way} {[machine.node_id for machine in self.broken]}")
+        for machine in self.broken:
+            others = [other.node_id for other in self.order if other is not machine]
+            if way == "gone":
+                machine.gone = True
+                machine.crash(power=True)
+            elif way == "slow":
+                machine.disk.slowness = 1000.0
+            elif way == "paused" and machine.life is not None:
+                machine.life.process.pause()
+                self.network.quiet(machine.node_id)
+            elif way == "flapping":
+                self._flap(machine, others)
+            else:
+                for other in others:
+                    self.network.cut(*((other, machine.node_id) if way == "deaf" else (machine.node_id, other)))
+
+    def _flap(self, machine: Machine, others: list[str]) -> None:
+        """Its connections break again and again."""
+        self.network.lose_connection(machine.node_id, self.spare_rng.choice(others))
+        self.world.after(int(self.spare_rng.expovariate(2.0) * SECOND), None, self._flap, machine, others)
 
     def _drain(self) -> None:
         judge, began_us = self.judge, self.world.now_us
@@ -174,11 +207,14 @@ class Cluster:
             judge.check_end(self._states())
 
     def _states(self) -> dict[str, View]:
-        return {m.node_id: m.life.node.applier.view for m in self.order if m.life is not None}
+        return {m.node_id: m.life.node.applier.view for m in self._well() if m.life is not None}
+
+    def _well(self) -> list[Machine]:
+        return [machine for machine in self.order if machine not in self.broken]
 
     def _is_done(self) -> bool:
         """All callers have their answers, all jobs have finished, and all nodes stand at one index."""
-        if self.workload.open_submits or any(machine.running is None for machine in self.order if not machine.gone):
+        if self.workload.open_submits or any(machine.running is None for machine in self._well()):
             return False
         views_ = list(self._states().values())
         metas = [meta(view) for view in views_]
@@ -212,7 +248,7 @@ class _Dice:
 def _draw_knobs(rng: random.Random) -> dict[str, int]:
     """A short tail of the log makes snapshots likely."""
     return {
-        "log_keep_entries": rng.choice((20, 100, 50_000)),
+        "log_keep_entries": rng.choice((20, 20, 100, 50_000)),
         "state_commit_interval_ms": rng.choice((200, 1000, 1000, 5000)),
         "state_commit_commands": rng.choice((20, 5000)),
         "advance_limit": rng.choice((2, 1000)),

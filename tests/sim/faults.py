@@ -22,6 +22,7 @@ KINDS: Final = (
     "power",
     "power_all",
     "amnesia",
+    "left_behind",
     "restart",
     "pause",
     "stutter",
@@ -37,6 +38,9 @@ KINDS: Final = (
     "full_disk",
     "clock",
 )
+
+LEFT_BEHIND_US: Final = 8 * SECOND
+"""Enough for a busy cluster to outrun a short log."""
 
 WEIGHTS: Final = {"power_all": 0.3, "broken_disk": 0.5, "restart": 0.5}
 
@@ -208,6 +212,17 @@ class Faults:
         one_side = self._minority(rng)
         other_side = [machine for machine in self._cluster.order if machine not in one_side]
         return self._cut([(one, other) for one in one_side for other in other_side], both=True)
+
+    def _left_behind(self, rng: random.Random, span_us: int) -> Callable[[], None] | None:
+        """Scenario S1 of RAFT.md: a leader is cut off with proposals under way, until the others outran its log."""
+        leader = self._cluster.leader()
+        if leader is None:
+            return None
+        others = [machine for machine in self._cluster.order if machine is not leader]
+        mend = self._cut([(leader, other) for other in others], both=True)
+        self._ends.append(mend)
+        self._cluster.world.after(LEFT_BEHIND_US, None, self._end, mend)
+        return None
 
     def _one_way(self, rng: random.Random, span_us: int) -> Callable[[], None]:
         """The victim is not heard, or hears nothing, by some or by all."""

@@ -1,8 +1,8 @@
 """What must hold, judged from outside: by what nodes applied, and by what callers were told. Nothing here acts.
 
 While the run goes on: one leader a term, one digest an index, tokens that rise, nothing granted before its true time,
-nothing truncated that was applied, no read that misses what was applied before it began. At the end: the history against
-the final state. Numbers in brackets are those of the properties in the README.
+no read that misses what was applied before it began. At the end: the history against the final state. The marks in
+brackets (S5, L3) are those of the table of properties in README.md.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class Judge:
             later = min((when_us for token, when_us in granted_us.items() if token > grant.token), default=None)
             if later is None or grant.token in ended:
                 continue
-            renewed_us = max([grant.call.begin_us, *(c.begin_us for c in job.beats if c.token == grant.token)])
+            renewed_us = max([grant.asked_us, *(c.begin_us for c in job.beats if c.token == grant.token)])
             if later < renewed_us + grant.lease_us * (1 - DRIFT):
                 self.report(f"{job.job_id}: granted anew while the lease of token {grant.token} ran [S7]")
 

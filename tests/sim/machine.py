@@ -206,7 +206,14 @@ class Machine:
 
     def _stop(self, life: Life) -> None:
         task = life.process.loop.create_task(life.node.stop())
-        task.add_done_callback(lambda done: self.world.after(0, None, self._stopped, life))
+        task.add_done_callback(lambda done: self._on_stopped(life, done))
+
+    def _on_stopped(self, life: Life, task: asyncio.Task[None]) -> None:
+        error = task.exception()
+        if error is not None:
+            self.on_fatal(life, error)
+        else:
+            self.world.after(0, None, self._stopped, life)
 
     def _stopped(self, life: Life) -> None:
         if self.life is life:

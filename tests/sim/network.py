@@ -249,11 +249,11 @@ class Network:
 
     def _give_up_hello(self, connection: Connection, end: SimTransport, wait_s: float) -> None:
         dialler, acceptor = connection.nodes
-        if self.ends.get(dialler) is end and dialler not in connection.ends and acceptor not in end.links:
-            if self._connections[dialler, acceptor] is connection:
-                connection.over = True
-                self._tell_over(connection, acceptor)
-                self._dial_later(end, acceptor, wait_s)
+        newest = self._connections[dialler, acceptor] is connection
+        if newest and self.ends.get(dialler) is end and dialler not in connection.ends and acceptor not in end.links:
+            connection.over = True
+            self._tell_over(connection, acceptor)
+            self._dial_later(end, acceptor, wait_s)
 
     # ------------------------------------------------------------------ inside
 

@@ -93,7 +93,7 @@ class Process:
         self.paused_at_us = 0
         self.busy_until_us = 0
         """Until then it is held up in a call that blocks (a sync on its own thread)."""
-        self.loop = NodeLoop(self)
+        self.loop = NodeLoop(self)  # type: ignore[abstract]  # no sockets, signals or subprocesses here
         self.waiting: list[Handle] = []
         """What came while it was paused, in order."""
         self.on_error: Callable[[BaseException], None] = _raise
@@ -219,6 +219,9 @@ class NodeLoop(asyncio.AbstractEventLoop):
 
     def is_closed(self) -> bool:
         return False
+
+    def set_exception_handler(self, handler: object) -> None:
+        """The process's own is not asked: what it would be told of is a finding here."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """What nobody waited for. A dead process has no voice: its tasks are simply gone."""
