@@ -28,7 +28,7 @@ from horae import errors
 from horae.blocking import Client
 from horae.client import DEADLINE_SECONDS, DEFAULT_URL, url_list
 from horae.jobs import Job, JobOptions
-from horae.wire import ClusterView
+from horae.wire import JSON_DEPTH_MAX, ClusterView
 from horae.worker import Worker
 
 EXIT_REFUSED = 1
@@ -258,6 +258,8 @@ def _payload(text: str | None) -> Any:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
         _fail(EXIT_USAGE, f'--payload is not JSON ({error}); quote it for the shell: --payload \'{{"name": "Ada"}}\'')
+    except RecursionError:
+        _fail(EXIT_USAGE, f"--payload nests deeper than the {JSON_DEPTH_MAX} levels that are allowed")
 
 
 def _moment(text: str | None) -> datetime | None:

@@ -6,15 +6,20 @@ value reads the same whichever encoding carried it. Next to read: `client.py`, `
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
-from horae.errors import made_here
+from horae.errors import RequestError, made_here
+from horae.wire import JSON_DEPTH_MAX
 
 _JSON_PER_MSGPACK_BYTES = 6
 """JSON text is at most so many times its MessagePack (a control character: 1 byte, as JSON a \\u escape of 6)."""
+
+_NESTING = frozenset((dict, list, tuple))
+"""What a plain value nests by: `plain` makes the types themselves, never their heirs."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _encode_json = msgspec.json.Encoder().encode
@@ -36,10 +41,39 @@ def plain(value: Any) -> Any:
 
 
 def encode_value(value: Any, *, bytes_max: int, what: str) -> Raw:
-    """`value` as MessagePack, to be set into a body. Raises: TypeError, `Invalid`, `TooLarge` (JSON over the limit)."""
-    value = plain(value)
-    data = encode(value)
-    if len(data) * _JSON_PER_MSGPACK_BYTES > bytes_max and (size := len(_encode_json(value))) > bytes_max:
-        detail = f"the {what} is {size} bytes as JSON, over the limit of {bytes_max}: store it elsewhere and pass where"
+    """`value` as MessagePack, to be set into a body.
+
+    Raises: TypeError for what has no JSON form; `Invalid` for what the contract does not take (integers past 64 bits,
+    lone surrogates, more than 100 levels, a value that contains itself); `TooLarge` (JSON over the limit).
+    """
+    try:
+        value = plain(value)
+        data = encode(value)
+        # What is shorter than that can pass neither limit: most values end here.
+        text = _encode_json(value) if len(data) > min(JSON_DEPTH_MAX, bytes_max // _JSON_PER_MSGPACK_BYTES) else b""
+    except RecursionError as error:
+        raise _nested(what) from error
+    if len(text) > bytes_max:
+        size = f"the {what} is {len(text)} bytes as JSON, over the limit of {bytes_max}"
+        detail = f"{size}: store it elsewhere and pass where"
         raise made_here("too_large", 413, "Too large", detail)
+    if text.count(b"[") + text.count(b"{") > JSON_DEPTH_MAX and _too_deep(value):
+        raise _nested(what)
     return Raw(data)
+
+
+def _too_deep(value: Any) -> bool:
+    """Whether lists and objects lie in each other past the limit: level by level, as no recursion could be trusted."""
+    level = [value]
+    for _ in range(JSON_DEPTH_MAX + 1):
+        level = [each for each in level if type(each) in _NESTING]
+        if not level:
+            return False
+        level = list(chain.from_iterable([each.values() if type(each) is dict else each for each in level]))
+    return True
+
+
+def _nested(what: str) -> RequestError:
+    return made_here(
+        "invalid", 422, "Invalid", f"the {what} nests deeper than {JSON_DEPTH_MAX} levels, or holds itself"
+    )

@@ -6,11 +6,13 @@ import socket
 import sys
 import types
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
-from horae import Claim, Worker, backoff, codec, errors
+from horae import Claim, Client, Worker, backoff, codec, errors, wire
 from horae.cli import main_group
 from horae.ids import new_id
 from horae.jobs import Beat, Renewal
@@ -70,6 +72,29 @@ def test_values_are_measured_as_json() -> None:
     with pytest.raises(errors.TooLarge, match="over the limit of 20"):
         codec.encode_value("\x01" * 10, bytes_max=20, what="x")  # 12 bytes of MessagePack, 62 of JSON
     codec.encode_value("a" * 18, bytes_max=20, what="x")
+
+
+class Heir(dict[str, Any]):
+    """A dictionary by another name."""
+
+
+def test_values_nest_as_deep_as_the_contract_allows_and_no_deeper() -> None:
+    deep: Any = "leaf"
+    for level in range(wire.JSON_DEPTH_MAX):
+        deep = Heir(a=deep) if level % 2 else (deep,)
+    wide = [[number] for number in range(1000)]
+    for fits in (deep, wide):
+        sent = codec.encode_value(fits, bytes_max=20_000, what="x")
+        assert msgspec.msgpack.decode(sent) == msgspec.json.decode(msgspec.json.encode(fits))
+    with pytest.raises(errors.Invalid, match="the x nests deeper than 100 levels"):
+        codec.encode_value([deep], bytes_max=20_000, what="x")
+
+
+def test_a_payload_that_holds_itself_is_refused_before_it_is_sent() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(errors.Invalid, match=r"payload .* holds itself"), Client("http://127.0.0.1:1") as client:
+        client.submit("t", loop)
 
 
 # ---------------------------------------------------------------- leases, on a clock of our own
@@ -168,6 +193,7 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str, s
     ("arguments", "line"),
     [
         (["submit", "t", "--payload", "{name: Ada}"], "--payload is not JSON"),
+        (["submit", "t", "--payload", "[" * 100_000], "--payload nests deeper than the 100 levels"),
         (["submit", "t", "--at", "tomorrow"], "is not a time"),
         (["submit", "t", "--at", "2026-01-01T00:00:00"], "has no offset"),
         (["submit", "t", "--at", "2026-01-01T00:00:00Z", "--delay", "1"], "exclude each other"),
