@@ -26,7 +26,7 @@ DEADLINE_SECONDS = 30.0
 """Long enough to outlast any fail-over many times, short enough that a person still waits for it."""
 _POLL_SECONDS = 20.0
 """One long poll: proxies on the way commonly cut silence at 30 s or 60 s."""
-_BATCH_BYTES_MAX = wire.BODY_BYTES_MAX // 2
+_BATCH_BYTES_MAX = wire.BULK_BODY_BYTES_MAX // 2
 """Batches are cut well below the limit of a body: what they hold is measured, what surrounds it is not."""
 _AGAIN = frozenset({"rate_limited", "no_leader", "outcome_unknown", "shutting_down"})
 """Item errors of a batch that a repeat with the same ids may mend."""

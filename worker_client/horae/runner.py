@@ -35,13 +35,23 @@ async def run_attempt(claim: Claim, context: Context, registry: Registry, pool: 
         return failed(claim, verdict, retry_in_seconds=verdict.in_seconds)
     except (asyncio.CancelledError, errors.JobCancelled) as error:
         return stopped(claim, context.cancel_reason, error)
-    except (Exception, SystemExit) as error:  # the root of the handler: whatever it raises is its outcome
+    except BaseException as error:
+        # The root of the handler: whatever it raises is its outcome, `KeyboardInterrupt` too. A signal stops the worker
+        # by another way (`Worker.serve`, or the loop's own runner), never by what a handler raises.
         return failed(claim, error)
 
 
 async def _call(task: Task, context: Context, payload: Any, pool: ThreadPool) -> Any:
     call = task.bind(context, payload)
-    return await (call() if task.is_async else pool.run(call))
+    if task.is_async:
+        return await call()
+    value, error = await pool.run(call)
+    try:
+        if error is not None:
+            raise error
+        return value
+    finally:
+        del value, error  # else the exception and this frame would hold each other, and all that the handler's held
 
 
 def completed(claim: Claim, result: Any) -> Ending:
@@ -124,7 +134,7 @@ def _refused_result(claim: Claim, kind: str, message: str) -> Ending:
 def _message(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as second:  # a handler's own exception class may be broken; its outcome must still be told
+    except BaseException as second:  # a handler's own exception class may be broken; its outcome must still be told
         return f"(its text cannot be made: {type(second).__name__})"
 
 
@@ -132,7 +142,7 @@ def _traceback(error: BaseException) -> str:
     """The end of the traceback, which tells the most, without our own frames at its start."""
     try:
         text = "".join(traceback.format_exception(type(error), error, _past_our_frames(error.__traceback__)))
-    except Exception as second:  # as above
+    except BaseException as second:  # as above
         text = f"(its traceback cannot be made: {type(second).__name__})"
     limit = wire.ERROR_TRACEBACK_CHARS_MAX
     return _clean(text if len(text) <= limit else "…" + text[1 - limit :])

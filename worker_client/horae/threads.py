@@ -9,9 +9,19 @@ import contextvars
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
-_Work = tuple[contextvars.Context, Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
+
+class Outcome(NamedTuple):
+    """What a call returned or raised. Not set on the future as its exception: a future cannot carry StopIteration, and
+    throws GeneratorExit into whoever waits as if to close them.
+    """
+
+    value: Any
+    error: BaseException | None
+
+
+_Work = tuple[contextvars.Context, Callable[[], Any], "asyncio.Future[Outcome]", asyncio.AbstractEventLoop]
 
 
 class ThreadPool:
@@ -24,10 +34,13 @@ class ThreadPool:
         self._busy = 0
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
 
-    def run(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Call it in a thread, with the caller's context variables. On the loop's thread only."""
+    def run(self, call: Callable[[], Any]) -> asyncio.Future[Outcome]:
+        """Call it in a thread, with the caller's context variables. On the loop's thread only.
+
+        The future has no exception of the call's: what it raised is in the outcome.
+        """
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+        future: asyncio.Future[Outcome] = loop.create_future()
         self._busy += 1
         future.add_done_callback(self._one_less)
         if self._busy > self._threads and self._threads < self._threads_max:
@@ -47,24 +60,17 @@ class ThreadPool:
     def _work(self) -> None:
         while (work := self._queue.get()) is not None:
             context, call, future, loop = work
-            settle: Callable[[asyncio.Future[Any], Any], None] = _set_result
             try:
-                value = context.run(call)
+                outcome = Outcome(context.run(call), None)
             except BaseException as error:  # whatever a handler raises is its outcome, never this thread's end
-                settle, value = _set_error, error
+                outcome = Outcome(None, error)
             try:
-                loop.call_soon_threadsafe(settle, future, value)
+                loop.call_soon_threadsafe(_settle, future, outcome)
             except RuntimeError:
                 return  # the worker has stopped without waiting for this handler
-            del work, context, call, future, value
+            del work, context, call, future, outcome
 
 
-def _set_result(future: asyncio.Future[Any], value: Any) -> None:
+def _settle(future: asyncio.Future[Outcome], outcome: Outcome) -> None:
     if not future.done():
-        future.set_result(value)
-
-
-def _set_error(future: asyncio.Future[Any], error: BaseException) -> None:
-    if not future.done():
-        # A future cannot carry StopIteration.
-        future.set_exception(RuntimeError(repr(error)) if isinstance(error, StopIteration) else error)
+        future.set_result(outcome)

@@ -9,6 +9,7 @@ other) a `__post_init__` says, by `Contradiction`. Next to read: `horae_http/cod
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal
 
@@ -18,12 +19,20 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 PAYLOAD_BYTES_MAX = 256 * 1024
 RESULT_BYTES_MAX = 256 * 1024
 PROGRESS_BYTES_MAX = 64 * 1024
-BODY_BYTES_MAX = 32 * 1024 * 1024
+BODY_BYTES_MAX = 1024 * 1024
+"""A request's body, but for the bulk calls: four times the largest payload, so that escapes and white space have room."""
+BULK_BODY_BYTES_MAX = 8 * 1024 * 1024
+"""The body of a batch, of a bulk ending, of a heartbeat: the node reads it on the loop that leads. An item of it may
+have `BODY_BYTES_MAX`, as if it came alone."""
+ANSWER_BYTES_MAX = 4 * 1024 * 1024
+"""Payloads, results, progress and errors in one answer that carries many jobs: what passes it is left to the next page
+or claim. The last job may overshoot."""
 BATCH_JOBS_MAX = 1000
 CLAIM_JOBS_MAX = 1000
 LIST_LIMIT_MAX = 1000
 WAIT_SECONDS_MAX = 60
 TAGS_MAX = 16
+TAG_VALUE_CHARS_MAX = 200
 JSON_DEPTH_MAX = 100
 """Levels of lists and objects in a payload, result or progress: what every JSON and MessagePack library can read."""
 QUEUES_PER_CLAIM_MAX = 1000
@@ -66,9 +75,26 @@ JobId = Annotated[str, Meta(min_length=1, max_length=200, pattern=_JOB_ID)]
 TaskName = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)]
 WorkerName = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)]
 Key = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)]
-TagKey = Annotated[str, Meta(pattern=_TAG_KEY)]
-TagValue = Annotated[str, Meta(max_length=200, pattern=_LINE_OR_EMPTY)]
-Tags = Annotated[dict[TagKey, TagValue], Meta(max_length=TAGS_MAX)]
+Tags = Annotated[
+    dict[str, str],
+    Meta(
+        max_length=TAGS_MAX,
+        extra_json_schema={
+            "propertyNames": {"pattern": _TAG_KEY},
+            "additionalProperties": {"type": "string", "maxLength": TAG_VALUE_CHARS_MAX, "pattern": _LINE_OR_EMPTY},
+        },
+    ),
+]
+"""Counted by the type, checked by `_require_tags`: a million of them must not be checked one by one to be too many."""
+Queues = Annotated[
+    list[str],
+    Meta(
+        min_length=1,
+        max_length=QUEUES_PER_CLAIM_MAX,
+        extra_json_schema={"items": {"type": "string", "pattern": _QUEUE, "description": "A queue's name"}},
+    ),
+]
+"""Counted first, as `Tags`."""
 Moment = Annotated[datetime, Meta(tz=True)]
 Span = Annotated[float, Meta(ge=0, le=SPAN_SECONDS_MAX)]
 Token = Annotated[int, Meta(ge=1, le=2**53)]
@@ -77,7 +103,10 @@ StateName = Literal["pending", "ready", "running", "succeeded", "dead", "cancell
 
 
 class Contradiction(ValueError):
-    """A request whose keys are right one by one, but not together. `field` is the key to mend."""
+    """What no type says of a request: keys that are wrong together, or one that is checked after it was counted.
+
+    `field` is the key to mend (`queues/3` for an item of it).
+    """
 
     def __init__(self, field: str, detail: str) -> None:
         super().__init__(detail)
@@ -124,6 +153,8 @@ class SubmitRequest(Request):
     retention_seconds: Span = 86400
 
     def __post_init__(self) -> None:
+        if self.tags:
+            _require_tags(self.tags)
         if self.run_at is not None:
             _require_moment("run_at", self.run_at)
             if self.delay_seconds is not None:
@@ -143,11 +174,16 @@ class BatchRequest(Request):
 
 class ClaimRequest(Request):
     worker: WorkerName
-    queues: Annotated[list[QueueName], Meta(min_length=1, max_length=QUEUES_PER_CLAIM_MAX)]
+    queues: Queues
     max_jobs: Annotated[int, Meta(ge=1, le=CLAIM_JOBS_MAX)] = 1
     wait_seconds: Annotated[float, Meta(ge=0, le=WAIT_SECONDS_MAX)] = 0
     lease_seconds: Annotated[float, Meta(ge=1, le=3600)] | None = None
     claim_id: Key | None = None
+
+    def __post_init__(self) -> None:
+        for position, queue in enumerate(self.queues):
+            if _is_queue(queue) is None:
+                raise Contradiction(f"queues/{position}", PATTERN_HINTS[_QUEUE])
 
 
 class LeaseBeat(Request):
@@ -216,6 +252,21 @@ _FOREIGN_KEYS: Final[dict[str, tuple[str, ...]]] = {
 class EndingsRequest(Request):
     worker: WorkerName
     leases: Annotated[list[EndingRequest], Meta(min_length=1, max_length=CLAIM_JOBS_MAX)]
+
+
+_is_queue: Final = re.compile(_QUEUE).match
+_is_tag_key: Final = re.compile(_TAG_KEY).match
+_is_line_or_empty: Final = re.compile(_LINE_OR_EMPTY).match
+
+
+def _require_tags(tags: dict[str, str]) -> None:
+    for key, value in tags.items():
+        if _is_tag_key(key) is None:
+            raise Contradiction("tags", f"a key of it {PATTERN_HINTS[_TAG_KEY]}")
+        if len(value) > TAG_VALUE_CHARS_MAX:
+            raise Contradiction("tags", f"a value of it must have at most {TAG_VALUE_CHARS_MAX} characters")
+        if _is_line_or_empty(value) is None:
+            raise Contradiction("tags", f"a value of it {PATTERN_HINTS[_LINE_OR_EMPTY]}")
 
 
 def _require_moment(field: str, moment: datetime) -> None:

@@ -108,6 +108,67 @@ async def test_exceptions_are_failures_within_the_limits(server: FakeServer) -> 
     assert server.jobs[ids[0]]["state"] == "pending"
 
 
+class Abort(BaseException):
+    """As pytest's and trio's own: no `Exception`."""
+
+
+class Unspeakable(Exception):
+    """Its text cannot be made."""
+
+    def __str__(self) -> str:
+        raise Abort
+
+
+RAISED: list[BaseException] = [
+    Abort("x"),
+    BaseExceptionGroup("both", [Abort("x"), ValueError("y")]),
+    KeyboardInterrupt(),
+    SystemExit(1),
+    GeneratorExit(),
+    asyncio.CancelledError(),
+    Unspeakable(),
+]
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("way", ["async", "thread"])
+async def test_whatever_a_handler_raises_is_its_outcome(server: FakeServer, way: str, error: BaseException) -> None:
+    worker = make(server)
+
+    async def raise_on_the_loop() -> None:
+        raise error
+
+    def raise_in_a_thread() -> None:
+        raise error
+
+    worker.task("raise")(raise_on_the_loop if way == "async" else raise_in_a_thread)
+    worker.task("next")(lambda: "alive")
+    job_id = server.add("raise")
+    async with serving(worker):
+        async with asyncio.timeout(20):
+            await server.wait_until(lambda: bool(server.jobs[job_id]["ending"]))
+            assert (await server.wait_finished(server.add("next")))["result"] == "alive"
+    job = server.jobs[job_id]
+    assert (job["ending"], job["state"]) == ("fail", "pending")
+    (told,) = job["errors"]
+    assert told["type"].rpartition(".")[2] == type(error).__name__
+
+
+async def test_stop_iteration_is_told_as_a_coroutine_tells_it(server: FakeServer) -> None:
+    worker = make(server)
+
+    @worker.task("stop")
+    def stop() -> Any:
+        return next(iter(()))
+
+    job_id = server.add("stop")
+    async with serving(worker):
+        await server.wait_until(lambda: bool(server.jobs[job_id]["errors"]))
+    (error,) = server.jobs[job_id]["errors"]
+    assert (error["type"], error["message"]) == ("RuntimeError", "coroutine raised StopIteration")
+    assert "in stop" in error["traceback"]
+
+
 async def test_verdicts_steer_the_job(server: FakeServer) -> None:
     worker = make(server)
 
@@ -134,8 +195,29 @@ async def test_an_unknown_task_fails_with_time_for_others(server: FakeServer) ->
     assert "it knows: known" in job["errors"][0]["message"]
 
 
+def nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+def in_itself() -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    value["self"] = [value]
+    return value
+
+
 @pytest.mark.parametrize(
-    ("result", "kind"), [("x" * wire.RESULT_BYTES_MAX, "ResultTooLarge"), (object(), "ResultInvalid")]
+    ("result", "kind"),
+    [
+        ("x" * wire.RESULT_BYTES_MAX, "ResultTooLarge"),
+        (object(), "ResultInvalid"),
+        (in_itself(), "ResultInvalid"),
+        (nested(100_000), "ResultInvalid"),
+        (nested(wire.JSON_DEPTH_MAX + 1), "ResultInvalid"),
+    ],
+    ids=["long", "no JSON form", "in itself", "past any stack", "past the limit"],
 )
 async def test_a_result_that_cannot_be_kept_fails_for_good(server: FakeServer, result: Any, kind: str) -> None:
     worker = make(server)
