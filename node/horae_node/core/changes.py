@@ -63,6 +63,13 @@ class JobChanged(NamedTuple):
     result: bytes | None = None
 
 
+class LossWithdrawn(NamedTuple):
+    """The attempt with this token was answered for after its lease had run out: its `lease_expired` goes."""
+
+    seq: int
+    token: int
+
+
 class SpecAmended(NamedTuple):
     """A requeue gave the job a new expiry."""
 
@@ -98,6 +105,7 @@ Change = (
     | LeaseRenewed
     | WatchMoved
     | JobChanged
+    | LossWithdrawn
     | SpecAmended
     | JobPurged
     | ClaimRecorded

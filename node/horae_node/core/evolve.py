@@ -18,6 +18,7 @@ from horae_node.core.changes import (
     JobPurged,
     JobSubmitted,
     LeaseRenewed,
+    LossWithdrawn,
     SpecAmended,
     WatchMoved,
 )
@@ -140,6 +141,10 @@ def evolve_job_changed(ctx: Context, change: JobChanged) -> None:
         _put_error(ctx, key, before.token, error)
 
 
+def evolve_loss_withdrawn(ctx: Context, change: LossWithdrawn) -> None:
+    ctx.delete(ERROR + pair_bytes(change.seq, change.token))
+
+
 def evolve_spec_amended(ctx: Context, change: SpecAmended) -> None:
     ctx.put(SPEC + seq_bytes(change.seq), change.spec)
 
@@ -234,6 +239,7 @@ _EVOLVERS: dict[type, Callable[[Context, Any], None]] = {
     LeaseRenewed: evolve_lease_renewed,
     WatchMoved: evolve_watch_moved,
     JobChanged: evolve_job_changed,
+    LossWithdrawn: evolve_loss_withdrawn,
     SpecAmended: evolve_spec_amended,
     JobPurged: evolve_job_purged,
     ClaimRecorded: evolve_claim_recorded,

@@ -28,6 +28,7 @@ from horae_node.core.tables import (
     RESULT,
     RETENTION,
     RUN,
+    S_CANCELLED,
     S_DEAD,
     S_PENDING,
     S_READY,
@@ -164,6 +165,9 @@ def _broken(spec: JobSpec, run: Run) -> list[str]:
     return [text for text, holds in _RULES.items() if not holds(spec, run, running)]
 
 
+_UNCOUNTED = {S_RUNNING: (1,), S_SUCCEEDED: (1,), S_CANCELLED: (0, 1)}
+"""Attempts that are neither failures nor lost: the one that runs, succeeded, or was handed back to a cancel."""
+
 _RULES: dict[str, Callable[[JobSpec, Run, bool], bool]] = {
     "lease, time-out and watch are set exactly while running": lambda _, run, running: (
         (run.lease_end > 0) == (run.timeout_end > 0) == (run.watch > 0) == running
@@ -181,6 +185,12 @@ _RULES: dict[str, Callable[[JobSpec, Run, bool], bool]] = {
     ),
     "a waiting or running job may fail once more": lambda spec, run, _: (
         run.state > S_RUNNING or (run.failures < spec.max_attempts and run.lost <= spec.max_lost)
+    ),
+    "every attempt is counted once, as what it ended in": lambda _, run, running: (
+        run.attempt - run.failures - run.lost in _UNCOUNTED.get(run.state, (0,))
+    ),
+    "before the first attempt nobody has worked on it": lambda _, run, running: (
+        run.attempt > 0 or (not run.worker and run.started_ms == 0)
     ),
     "failures are not more than attempts allow": lambda spec, run, _: run.failures <= max(spec.max_attempts, 1),
     "dead has a reason, nothing else has": lambda _, run, running: bool(run.dead_reason) == (run.state == S_DEAD),

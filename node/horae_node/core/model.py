@@ -68,13 +68,13 @@ class Run(NamedTuple):
     state: int
     attempt: int  # of the current or last attempt; 0 before the first
     failures: int  # attempts that failed or timed out: what max_attempts bounds
-    lost: int  # attempts that ended by a lost lease: what max_lost bounds
+    lost: int  # attempts that ended by a lost lease, unanswered for: what max_lost bounds
     token: int  # last fencing token granted; 0 before the first
     ending: int  # Ending of the attempt with `token`
-    worker: str  # of the current or last attempt; "" before the first
+    worker: str  # of the current or last attempt; "" while attempt is 0
     created_ms: int
     due_ms: int  # when it is or was due: run_at, or the retry's moment
-    started_ms: int  # of the last attempt; 0 before the first
+    started_ms: int  # of the last attempt; 0 while attempt is 0
     finished_ms: int  # 0 while not finished
     lease_ms: int  # length of the current lease
     lease_end: int  # on the lease clock; 0 when not running

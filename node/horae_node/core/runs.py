@@ -82,11 +82,16 @@ def died(
 def waiting(
     run: Run, *, due_ms: int, now_ms: int, attempt: int, failures: int, lost: int, ending: int, index: int
 ) -> Run:  # fmt: skip
-    """Waits for another attempt: ready when due, else pending. The token stays: it only grows."""
+    """Waits for another attempt: ready when due, else pending. The token stays: it only grows.
+
+    One whose only attempt was handed back stands as before its first: no worker, no start.
+    """
     (
         _, _, _, _, token, _, worker, created_ms, _, started_ms, _,
         lease_ms, _, _, _, cancel_requested, _, _, content_hash, first_due_ms,
     ) = run  # fmt: skip
+    if attempt == 0:
+        worker, started_ms = "", 0
     return Run(
         waiting_state(due_ms, now_ms), attempt, failures, lost, token, ending, worker, created_ms, due_ms, started_ms,
         0, lease_ms, 0, 0, 0, cancel_requested, "", index, content_hash, first_due_ms,
@@ -100,6 +105,6 @@ def requeued(run: Run, *, now_ms: int, index: int) -> Run:
     """
     ending = TIMEOUT if run.ending == NONE and run.token else run.ending
     return Run(
-        S_READY, 0, 0, 0, run.token, ending, run.worker, run.created_ms, now_ms, run.started_ms, 0,
+        S_READY, 0, 0, 0, run.token, ending, "", run.created_ms, now_ms, 0, 0,
         run.lease_ms, 0, 0, 0, False, "", index, run.content_hash, run.first_due_ms,
     )  # fmt: skip

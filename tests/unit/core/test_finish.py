@@ -26,6 +26,9 @@ REPORTS: dict[str, Report] = {
     "fail": lambda job_id, token: FailJob(job_id, token, "E", "m", "t", True, None),
     "release": lambda job_id, token: ReleaseJob(job_id, token, 0, None),
 }
+FOR_GOOD: dict[str, Report] = {
+    "fail for good": lambda job_id, token: FailJob(job_id, token, "E", "m", "t", False, None)
+}
 every_report = pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS.keys())
 
 
@@ -125,7 +128,23 @@ def test_a_late_failure_takes_the_place_of_its_lost_lease():
     lapse(world)
     world.do(FailJob("a", token, "Boom", "", "", True, None))
     assert [error.type for error in views.errors(world.txn, 1)] == ["Boom"]
-    assert (world.run("a").lost, world.run("a").failures) == (1, 1)
+    assert (world.run("a").lost, world.run("a").failures) == (0, 1)
+
+
+@every_report
+def test_an_attempt_that_reports_in_time_was_not_lost(report: Report):
+    world, token = running(lease_ms=1000, max_lost=1)
+    for _ in range(3):  # more often than losses are allowed
+        lapse(world)
+        assert (world.state("a"), world.run("a").lost) == ("ready", 1)
+        world.do(report("a", token))
+        assert world.run("a").lost == 0
+        assert "lease_expired" not in [error.type for error in views.errors(world.txn, 1)]
+        if world.state("a") == "succeeded":
+            return
+        world.pass_ms(60_000)
+        world.do(AdvanceTime(10))
+        ((_, token),) = world.claim("w")
 
 
 def test_lost_leases_do_not_use_up_attempts():
@@ -147,19 +166,28 @@ def test_a_release_keeps_the_place_and_the_count():
     world.pass_ms(5)
     world.do(submit("b"))
     world.do(ReleaseJob("a", token, 0, b"7"))
-    assert world.run("a").attempt == 0
+    assert (world.run("a").attempt, world.run("a").worker, world.run("a").started_ms) == (0, "", 0)
     assert views.progress(world.txn, 1) == b"7"
     assert [seq for seq, _ in world.claim("w", max_jobs=2)] == [1, 2]
 
 
+@pytest.mark.parametrize("max_attempts", [1, 5])
 @pytest.mark.parametrize(
-    ("report", "state"), [("complete", "succeeded"), ("fail", "cancelled"), ("release", "cancelled")]
+    ("report", "state"),
+    [("complete", "succeeded"), ("fail", "cancelled"), ("fail for good", "cancelled"), ("release", "cancelled")],
 )
-def test_after_a_cancel_nothing_is_tried_again(report: str, state: str):
-    world, token = running()
+def test_after_a_cancel_nothing_is_tried_again(report: str, state: str, max_attempts: int):
+    world, token = running(max_attempts=max_attempts)
     world.do(CancelJob("a"))
-    world.do(REPORTS[report]("a", token))
-    assert world.state("a") == state
+    world.do((REPORTS | FOR_GOOD)[report]("a", token))
+    assert (world.state("a"), world.run("a").dead_reason) == (state, "")
+
+
+def test_a_time_out_after_a_cancel_is_no_death():
+    world, _ = running(timeout_ms=1000, max_attempts=1)
+    world.do(CancelJob("a"))
+    lapse(world)
+    assert (world.state("a"), world.run("a").dead_reason) == ("cancelled", "")
 
 
 def test_retry_moments():

@@ -71,6 +71,7 @@ def test_a_requeue_starts_anew_and_keeps_the_history():
     world.do(RequeueJob("a"))
     run = world.run("a")
     assert (run.attempt, run.failures, run.lost, run.finished_ms, run.dead_reason) == (0, 0, 0, 0, "")
+    assert (run.worker, run.started_ms) == ("", 0)
     assert len(views.errors(world.txn, 1)) == 1
     assert world.claim("w")[0][1] > token
 

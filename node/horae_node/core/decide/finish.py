@@ -1,14 +1,17 @@
 """How attempts end: completed, failed, handed back, out of lease, out of time. The token decides who may say so.
 
 A report counts once, and its repeat gets the same answer. A lost lease closes nothing: until another claim is granted,
-a late report with the last token is still taken. A reaped attempt (time-out) is closed.
+a late report with the last token is still taken. Such an attempt was not lost after all: `lost` goes back by one, and
+its `lease_expired` makes way for what the report says (a failure), or goes (a success, a release). So an attempt is
+counted once, as what it ended in, and what `max_lost` bounds are attempts that nobody answered for. A reaped attempt
+(time-out) is closed. Where a cancel was asked for, whatever is no success ends as cancelled.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from horae_node.core.changes import Decision, JobChanged
+from horae_node.core.changes import Decision, JobChanged, LossWithdrawn
 from horae_node.core.commands import CompleteJob, FailJob, ReleaseJob
 from horae_node.core.context import Context
 from horae_node.core.model import AttemptError, JobSpec, Run
@@ -42,10 +45,13 @@ def decide_complete(ctx: Context, command: CompleteJob) -> Decision:
     if not isinstance(held, Held):
         return held, ()
     handle, run = held
-    after = finished(run, S_SUCCEEDED, ending=COMPLETE, now_ms=ctx.now_ms, index=ctx.index)
-    # The running state has no rows that the terms would be needed for: the spec is not read.
-    terms = None if run.state == S_RUNNING else terms_of(read_spec(ctx, handle.seq))
-    return Done(handle.seq), (JobChanged(handle, run, after, terms, None, None, result),)
+    if run.state == S_RUNNING:
+        after = finished(run, S_SUCCEEDED, ending=COMPLETE, now_ms=ctx.now_ms, index=ctx.index)
+        # The running state has no rows that the terms would be needed for: the spec is not read.
+        return Done(handle.seq), (JobChanged(handle, run, after, None, None, None, result),)
+    after = finished(_not_lost(run), S_SUCCEEDED, ending=COMPLETE, now_ms=ctx.now_ms, index=ctx.index)
+    changed = JobChanged(handle, run, after, terms_of(read_spec(ctx, handle.seq)), None, None, result)
+    return Done(handle.seq), (changed, LossWithdrawn(handle.seq, run.token))
 
 
 def decide_fail(ctx: Context, command: FailJob) -> Decision:
@@ -55,7 +61,7 @@ def decide_fail(ctx: Context, command: FailJob) -> Decision:
     handle, run = held
     error = AttemptError(run.attempt, command.error_type, command.message, command.traceback, ctx.now_ms, run.worker)
     spec = read_spec(ctx, handle.seq)
-    after = _after_failure(ctx, spec, run, FAIL, retry=command.retry, retry_in_ms=command.retry_in_ms)
+    after = _after_failure(ctx, spec, _not_lost(run), FAIL, retry=command.retry, retry_in_ms=command.retry_in_ms)
     return Done(handle.seq), (JobChanged(handle, run, after, terms_of(spec), error),)
 
 
@@ -75,11 +81,14 @@ def decide_release(ctx: Context, command: ReleaseJob) -> Decision:
             now_ms=ctx.now_ms,
             attempt=run.attempt - 1,
             failures=run.failures,
-            lost=run.lost,
+            lost=_not_lost(run).lost,
             ending=RELEASE,
             index=ctx.index,
         )
-    return Done(handle.seq), (JobChanged(handle, run, after, terms_of(spec), None, command.progress),)
+    changed = JobChanged(handle, run, after, terms_of(spec), None, command.progress)
+    if run.state == S_RUNNING:
+        return Done(handle.seq), (changed,)
+    return Done(handle.seq), (changed, LossWithdrawn(handle.seq, run.token))
 
 
 def lapsed(ctx: Context, seq: int, run: Run) -> JobChanged:
@@ -144,18 +153,23 @@ def _held(ctx: Context, job_id: str, token: int, ending: int) -> Held | Outcome:
     return LEASE_LOST if run.state > S_RUNNING else Held(handle, run)
 
 
+def _not_lost(run: Run) -> Run:
+    """The run that a report ends: one that waits again was counted as lost, and is answered for after all."""
+    return run if run.state == S_RUNNING else run._replace(lost=run.lost - 1)
+
+
 def _after_failure(
     ctx: Context, spec: JobSpec, run: Run, ending: int, *, retry: bool, retry_in_ms: int | None
 ) -> Run:  # fmt: skip
     failures = run.failures + 1
     now_ms, index = ctx.now_ms, ctx.index
     state, reason = S_DEAD, ""
-    if not retry:
+    if run.cancel_requested:  # before all else: whoever asked for it does not care whether it could have been retried
+        state = S_CANCELLED
+    elif not retry:
         reason = "no_retry"
     elif failures >= spec.max_attempts:
         reason = "timeout" if ending == TIMEOUT else "failed"
-    elif run.cancel_requested:
-        state = S_CANCELLED
     else:
         if retry_in_ms is None:
             retry_in_ms = backoff_ms(spec, failures=failures, attempt=run.attempt)
