@@ -20,6 +20,7 @@ from horae_storage.directory import Directory, open_directory
 from horae_storage.kv import Store
 from horae_storage.lmdb_kv import LmdbStore
 from horae_storage.log_port import RaftLog
+from horae_storage.peer_book import PeerBook
 from horae_storage.raft_log import LmdbRaftLog
 
 SWITCH_INTERVAL_S = 0.0002
@@ -93,6 +94,8 @@ class SystemHost:
             cluster=config.cluster,
             listen=config.raft_listen,
             clock=self._clock,
+            incarnation=self._directory.incarnation,
+            check_peer=PeerBook(config.data_dir).check,
         )
 
     def dice(self) -> random.Random:

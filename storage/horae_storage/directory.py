@@ -39,6 +39,11 @@ class Directory:
         """True when state and log have been made here before: they must exist, and are never made again."""
         return bool(self._identity["initialised"])
 
+    @property
+    def incarnation(self) -> str:
+        """Made at random with the directory: a node that lost its directory cannot pass for the one it was."""
+        return str(self._identity["incarnation"])
+
     def mark_initialised(self) -> None:
         """Write down, synced, that state and log exist. A second call does nothing. Raises: `DirectoryUnusable`."""
         if not self.initialised:
@@ -108,7 +113,7 @@ def _read_identity(path: Path) -> dict[str, Any] | None:
         return None
     try:
         identity = json.loads(text)
-        known = {"format_version": int, "cluster": str, "node_id": str, "initialised": bool}
+        known = {"format_version": int, "cluster": str, "node_id": str, "initialised": bool, "incarnation": str}
         if not all(isinstance(identity[name], kind) for name, kind in known.items()):
             raise ValueError("wrong types")
     except (ValueError, KeyError, TypeError) as error:
@@ -125,7 +130,13 @@ def _new_identity(path: Path, cluster: str, node_id: str) -> dict[str, Any]:
             raise DirectoryUnusable(
                 f"{folder} holds data, but {_IDENTITY_NAME} is missing beside it: restore it, or take an empty one"
             )
-    return {"format_version": FORMAT_VERSION, "cluster": cluster, "node_id": node_id, "initialised": False}
+    return {
+        "format_version": FORMAT_VERSION,
+        "cluster": cluster,
+        "node_id": node_id,
+        "initialised": False,
+        "incarnation": os.urandom(16).hex(),
+    }
 
 
 def _write_identity(path: Path, identity: dict[str, Any]) -> None:

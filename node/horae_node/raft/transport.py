@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Protocol, cast
 
 import msgpack
@@ -91,15 +91,20 @@ class TcpTransport:
         cluster: str,
         listen: tuple[str, int],
         clock: Clock,
+        incarnation: str = "",
+        check_peer: Callable[[str, str], str | None] | None = None,
         server_ssl: ssl.SSLContext | None = None,
         client_ssl: ssl.SSLContext | None = None,
         rng: random.Random | None = None,
     ) -> None:
         """`listen` is the host and port to bind. With the two contexts every link is TLS; without, any host that
         reaches the port and knows the cluster's name is believed: for development and closed networks.
+        `incarnation` names our data directory; `check_peer(node_id, incarnation)` says why a peer with that directory
+        is refused, None when it is not (`horae_storage.peer_book`).
         """
         self.own_id = own_id
-        self.hello: Message = {"v": PROTOCOL_VERSION, "cluster": cluster, "node": own_id}
+        self.hello: Message = {"v": PROTOCOL_VERSION, "cluster": cluster, "node": own_id, "incarnation": incarnation}
+        self._check_peer = check_peer
         self._addresses = {m.node_id: _split(m.raft_address) for m in members if m.node_id != own_id}
         self._listen = listen
         self._clock = clock
@@ -203,8 +208,13 @@ class TcpTransport:
             return f"node {node_id!r} answers at the address of {expected!r}"
         if expected is None and node_id > self.own_id:
             return f"node {node_id!r} waits for our call: the smaller id dials"
-        link.peer_id = node_id
-        return None
+        incarnation = hello.get("incarnation")
+        if not isinstance(incarnation, str):
+            return "no incarnation"
+        refusal = self._check_peer(node_id, incarnation) if self._check_peer is not None else None
+        if refusal is None:
+            link.peer_id = node_id
+        return refusal
 
     def refuse(self, link: _Link, reason: str) -> None:
         """Log once a reason and place: a peer with a wrong configuration dials for ever."""
@@ -377,6 +387,10 @@ class _Link(asyncio.Protocol):
             if not isinstance(message, dict):
                 self.drop("not a message")
                 return False
+            if "refused" in message:  # whom we called up last heard our hello, and did not like it
+                self._owner.refuse(self, self._owner.check_hello(self, message) or "")
+                self.drop("refused by the peer")
+                return False
             messages.append(message)
             return True
         refusal = self._owner.check_hello(self, message)
@@ -391,7 +405,7 @@ class _Link(asyncio.Protocol):
 
     def _refuse(self, reason: str) -> None:
         self._owner.refuse(self, reason)
-        if self.dialled_id is None and self._transport is not None:
+        if self._transport is not None:
             self._write_now({"refused": reason})
             transport, self._transport = self._transport, None
             transport.close()  # not aborted: the peer shall read why

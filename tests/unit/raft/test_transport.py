@@ -52,7 +52,15 @@ class Pair:
         self.ends: dict[str, TcpTransport] = {}
         self.told: dict[str, Told] = {}
 
-    async def start(self, node_id: str, cluster: str = "test", members: list[Member] | None = None) -> Told:
+    async def start(
+        self,
+        node_id: str,
+        cluster: str = "test",
+        members: list[Member] | None = None,
+        incarnation: str = "",
+        knows: str | None = None,
+    ) -> Told:
+        """`knows`: the only incarnation of its peer that this end believes."""
         address = next(m.raft_address for m in self.members if m.node_id == node_id)
         host, _, port = address.rpartition(":")
         end = TcpTransport(
@@ -61,6 +69,8 @@ class Pair:
             cluster=cluster,
             listen=(host, int(port)),
             clock=SystemClock(),
+            incarnation=incarnation,
+            check_peer=lambda node_id, told: None if knows in (None, told) else f"{node_id} forgot",
         )
         self.ends[node_id], self.told[node_id] = end, Told()
         await end.start(self.told[node_id])
@@ -90,7 +100,7 @@ def frame(message: Any) -> bytes:
     return len(body).to_bytes(4) + body
 
 
-HELLO = {"v": 1, "cluster": "test", "node": "n1"}
+HELLO = {"v": 1, "cluster": "test", "node": "n1", "incarnation": "i1"}
 
 
 async def connected(pair: Pair) -> tuple[Told, Told]:
@@ -145,6 +155,7 @@ async def test_a_dropped_connection_is_made_anew(pair: Pair) -> None:
         HELLO | {"node": "stranger"},
         HELLO | {"node": "n2"},
         HELLO | {"node": 7},
+        HELLO | {"incarnation": None},
         HELLO | {"v": 99},
         "hello",
     ],
@@ -212,3 +223,19 @@ async def end_of(reader: asyncio.StreamReader) -> None:
         await asyncio.wait_for(reader.read(), 5)
     except ConnectionResetError:
         return
+
+
+@pytest.mark.parametrize("wary", ["n1", "n2"])
+async def test_a_peer_that_lost_its_directory_is_refused_whoever_dials(pair: Pair, wary: str) -> None:
+    other = "n2" if wary == "n1" else "n1"
+    told = await pair.start(wary, incarnation="a", knows="b")
+    await pair.start(other, incarnation="c")
+    refused = asyncio.Event()
+    pair.ends[wary].refuse = lambda link, reason: refused.set()  # type: ignore[method-assign]
+    async with asyncio.timeout(10):
+        await refused.wait()
+    assert (other, True) not in told.links
+    await pair.ends[other].stop()
+    await pair.start(other, incarnation="b")
+    await told.wait_links(1)
+    assert told.links == [(other, True)]

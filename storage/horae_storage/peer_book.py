@@ -1,0 +1,67 @@
+"""Which data directory each peer had when it was first met: a peer that comes back with another one has forgotten.
+
+A node acknowledges and votes by what is on its disk. One that returns under its old id with an emptied or older
+directory could vote again in a term it has voted in, or help to elect a leader that lacks what it had acknowledged: a
+loss of acknowledged commands with one disk lost. So each directory has a random *incarnation*, told in the handshake;
+it is written down, synced, before a peer is believed, and another one is refused from then on.
+Not here: the network. Next to read: `directory.py`, `horae_node/raft/transport.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from horae_storage.errors import DirectoryUnusable
+from horae_storage.files import write_atomically
+
+FILE_NAME = "peers.json"
+
+
+class PeerBook:
+    """The peers met so far, kept in one small file of the data directory."""
+
+    def __init__(self, directory: Path) -> None:
+        """Raises: `DirectoryUnusable` for a file that cannot be read or understood."""
+        self._path = directory / FILE_NAME
+        self._known = self._read()
+
+    def check(self, node_id: str, incarnation: str) -> str | None:
+        """Why this peer is refused; None when it is the one we know, or is met for the first time (then noted, synced).
+
+        Raises: `DirectoryUnusable` when it cannot be written down.
+        """
+        known = self._known.get(node_id)
+        if known is None:
+            self._write({**self._known, node_id: incarnation})
+        elif known != incarnation:
+            return (
+                f"node {node_id!r} has another data directory than when it was first met: it was emptied, replaced or "
+                "restored, and forgot what it acknowledged; see 'A node whose disk was lost' in docs/operations.md"
+            )
+        return None
+
+    def forget(self, node_id: str) -> bool:
+        """Take the peer's next directory for the right one; False when the peer is not known."""
+        if node_id not in self._known:
+            return False
+        self._write({other: kept for other, kept in self._known.items() if other != node_id})
+        return True
+
+    def _read(self) -> dict[str, str]:
+        try:
+            known = json.loads(self._path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise DirectoryUnusable(f"{self._path} cannot be read ({error}): restore it from a backup") from error
+        if not isinstance(known, dict) or not all(isinstance(value, str) for value in known.values()):
+            raise DirectoryUnusable(f"{self._path} is damaged: restore it from a backup")
+        return known
+
+    def _write(self, known: dict[str, str]) -> None:
+        try:
+            write_atomically(self._path, json.dumps(known, indent=1, sort_keys=True).encode() + b"\n")
+        except OSError as error:
+            raise DirectoryUnusable(f"{self._path} cannot be written: {error.strerror}") from error
+        self._known = known

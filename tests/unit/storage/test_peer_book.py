@@ -1,0 +1,33 @@
+"""A peer is believed with the data directory it was first met with, and with no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from horae_storage.errors import DirectoryUnusable
+from horae_storage.peer_book import FILE_NAME, PeerBook
+
+
+def test_the_first_meeting_is_remembered_over_restarts(tmp_path: Path) -> None:
+    assert PeerBook(tmp_path).check("n2", "one") is None
+    book = PeerBook(tmp_path)
+    assert book.check("n2", "one") is None
+    assert "another data directory" in (book.check("n2", "two") or "")
+    assert book.check("n3", "two") is None
+
+
+def test_a_forgotten_peer_may_come_with_a_new_directory(tmp_path: Path) -> None:
+    book = PeerBook(tmp_path)
+    book.check("n2", "one")
+    assert book.forget("n2")
+    assert not book.forget("n2")
+    assert PeerBook(tmp_path).check("n2", "two") is None
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"n2": 1}', b"\xff"])
+def test_a_damaged_book_is_refused_with_its_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / FILE_NAME).write_bytes(content)
+    with pytest.raises(DirectoryUnusable, match=FILE_NAME):
+        PeerBook(tmp_path)
