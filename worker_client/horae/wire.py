@@ -20,7 +20,7 @@ PAYLOAD_BYTES_MAX = 256 * 1024
 RESULT_BYTES_MAX = 256 * 1024
 PROGRESS_BYTES_MAX = 64 * 1024
 BODY_BYTES_MAX = 1024 * 1024
-"""A request's body, but for the bulk calls: four times the largest payload, so that escapes and white space have room."""
+"""A request's body, but for the bulk calls: four times the largest payload, to leave room for escapes and spaces."""
 BULK_BODY_BYTES_MAX = 8 * 1024 * 1024
 """The body of a batch, of a bulk ending, of a heartbeat: the node reads it on the loop that leads. An item of it may
 have `BODY_BYTES_MAX`, as if it came alone."""
@@ -173,6 +173,8 @@ class BatchRequest(Request):
 
 
 class ClaimRequest(Request):
+    """`POST /v1/claims`. Fewer than `max_jobs` are granted when payloads of 8 MiB are: the next claim gets the rest."""
+
     worker: WorkerName
     queues: Queues
     max_jobs: Annotated[int, Meta(ge=1, le=CLAIM_JOBS_MAX)] = 1
@@ -427,7 +429,10 @@ class HeartbeatAnswer(Struct):
 
 
 class EndingResult(Struct, omit_defaults=True):
-    """One result of the bulk ending: `status` is `ok`, or `error` with the problem the single call would have got."""
+    """One result of the bulk ending: `status` is `ok`, or `error` with the problem the single call would have got.
+
+    `job` is left out where it is `ok` and the record is gone already, or the answer holds `ANSWER_BYTES_MAX`.
+    """
 
     job_id: str
     status: Literal["ok", "error"]

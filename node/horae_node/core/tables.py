@@ -72,6 +72,7 @@ class JobTerms(NamedTuple):
     lease_ms: int
     timeout_ms: int
     expires_at_ms: int | None
+    payload_bytes: int
 
 
 class ClaimRecord(NamedTuple):
@@ -106,7 +107,9 @@ _ready_tail: Callable[[int, int, int], bytes] = Struct(">BQQ").pack
 
 
 def terms_of(spec: JobSpec) -> JobTerms:
-    return JobTerms(spec.queue, spec.priority, spec.lease_ms, spec.timeout_ms, spec.expires_at_ms)
+    return JobTerms(
+        spec.queue, spec.priority, spec.lease_ms, spec.timeout_ms, spec.expires_at_ms, len(spec.payload)
+    )  # fmt: skip
 
 
 def handle_for(seq: int, spec: JobSpec) -> JobHandle:

@@ -6,7 +6,7 @@ from tests.unit.core.world import NOW_MS, World, submit
 
 from horae_node.core import views
 from horae_node.core.commands import AdvanceTime, ClaimJobs, CompleteJob, FailJob, ReleaseJob
-from horae_node.core.decide.claim import PAGE_MIN, PAGES_MAX
+from horae_node.core.decide.claim import CLAIM_BYTES_MAX, PAGE_MIN, PAGES_MAX
 from horae_node.core.results import Granted
 
 
@@ -123,6 +123,35 @@ def test_expired_jobs_at_the_head_do_not_hide_a_live_one():
     world.pass_ms(10)
     assert expired < PAGE_MIN * (PAGES_MAX - 1)
     assert [seq for seq, _ in world.claim("w")] == [expired + 1]
+
+
+def test_a_claim_grants_so_many_bytes_of_payload_and_the_next_one_the_rest():
+    world = World()
+    half = CLAIM_BYTES_MAX // 2
+    for job_id, size in (("a", half), ("b", half), ("c", 4), ("d", half + 1)):
+        world.do(submit(job_id, payload=b"x" * size))
+    world.do(submit("e", payload=b"x" * half, queue="other"))
+    # full to the byte: not c, which comes next, nor the other queue's
+    assert [seq for seq, _ in world.claim("w", queues=("default", "other"), max_jobs=9)] == [1, 2]
+    # d leaves no room for e, and nothing behind a job without room is taken before it
+    assert [seq for seq, _ in world.claim("w", queues=("default", "other"), max_jobs=9)] == [3, 4]
+    assert [seq for seq, _ in world.claim("w", queues=("default", "other"), max_jobs=9)] == [5]
+
+
+def test_a_payload_without_room_ends_the_claim_even_where_smaller_ones_follow():
+    world = World()
+    for job_id, size in (("a", 4), ("big", CLAIM_BYTES_MAX), ("c", 4)):
+        world.do(submit(job_id, payload=b"x" * size))
+    world.do(submit("d", payload=b"1", queue="other"))
+    assert [seq for seq, _ in world.claim("w", queues=("default", "other"), max_jobs=9)] == [1]
+
+
+def test_a_claim_grants_one_job_whatever_its_size():
+    world = World()
+    world.do(submit("a", payload=b"x" * (CLAIM_BYTES_MAX + 1)))
+    world.do(submit("b", payload=b"1"))
+    assert [seq for seq, _ in world.claim("w", max_jobs=9)] == [1]
+    assert [seq for seq, _ in world.claim("w", max_jobs=9)] == [2]
 
 
 def test_counts_follow():

@@ -24,10 +24,17 @@ from horae_node.core.tables import (
 PAGES_MAX = 8
 """How many pages of a queue one claim reads: expired jobs, which wait for the sweep, may lie at its head."""
 PAGE_MIN = 32
+CLAIM_BYTES_MAX = 8 << 20
+"""Payloads of one claim, as JSON: the answer is made on the leader's loop and carried by every hop, whole. The next
+claim gets the rest.
+"""
 
 
 def decide_claim(ctx: Context, command: ClaimJobs) -> Decision:
-    """Up to `max_jobs` grants. A claim id whose leases live gets the same jobs: a lost answer loses no job."""
+    """Up to `max_jobs` grants, with payloads of 8 MiB together at most, but at least one.
+
+    A claim id whose leases live gets the same jobs: a lost answer loses no job.
+    """
     worker, queues, max_jobs, _, claim_id = command
     key, record = b"", None
     if claim_id:
@@ -39,11 +46,12 @@ def decide_claim(ctx: Context, command: ClaimJobs) -> Decision:
             if held:
                 return Granted(held, True), ()
     jobs: list[JobGranted] = []
+    bytes_left = CLAIM_BYTES_MAX
     # A queue named twice must not be read twice: nothing is written before all is decided.
     for queue in queues if len(queues) == 1 else dict.fromkeys(queues):
-        if len(jobs) >= max_jobs:
+        if len(jobs) >= max_jobs or bytes_left <= 0:
             break
-        _take(ctx, command, queue, jobs)
+        bytes_left = _take(ctx, command, queue, jobs, bytes_left)
     if not jobs:
         return _NONE_READY
     index = ctx.index
@@ -67,8 +75,11 @@ def live_grants(ctx: Context, record: ClaimRecord) -> tuple[tuple[int, int], ...
     return tuple(held)
 
 
-def _take(ctx: Context, command: ClaimJobs, queue: str, jobs: list[JobGranted]) -> None:
-    """Add this queue's grants to `jobs`."""
+def _take(ctx: Context, command: ClaimJobs, queue: str, jobs: list[JobGranted], bytes_left: int) -> int:
+    """Add this queue's grants to `jobs`; the bytes then left, 0 when the next job has no room.
+
+    A smaller one behind it is not taken instead: the order is the queue's.
+    """
     max_jobs = command.max_jobs
     keys = queue_keys(queue)
     start = keys.ready
@@ -78,13 +89,18 @@ def _take(ctx: Context, command: ClaimJobs, queue: str, jobs: list[JobGranted]) 
         for key, row in rows:
             grant = _grant(ctx, command, key, row)
             if grant is not None:
+                payload_bytes = grant.terms.payload_bytes
+                if payload_bytes > bytes_left and jobs:
+                    return 0
+                bytes_left -= payload_bytes
                 jobs.append(grant)
                 if len(jobs) == max_jobs:
-                    return
+                    return bytes_left
         if len(rows) < limit:
-            return
+            return bytes_left
         start = rows[-1][0] + b"\0"
         limit = max(PAGE_MIN, max_jobs - len(jobs))
+    return bytes_left
 
 
 def _grant(ctx: Context, command: ClaimJobs, key: bytes, row: tuple[object, ...]) -> JobGranted | None:
