@@ -45,12 +45,14 @@ class Total:
 
     seeds: int = 0
     simulated_s: float = 0.0
+    cpu_s: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
     failed: list[Report] = field(default_factory=list)
 
     def add(self, report: Report) -> None:
         self.seeds += 1
         self.simulated_s += report.simulated_s
+        self.cpu_s += report.cpu_s
         self.counts.update(report.counts)
         if report.findings:
             self.failed.append(report)
@@ -157,8 +159,10 @@ def _run_hours(base: int, hours: float, jobs: int) -> int:
     began = time.perf_counter()
     total = run_many(base, hours, jobs)
     elapsed_s = time.perf_counter() - began
-    speed = total.simulated_s / elapsed_s / jobs
-    print(f"{total.hours:.2f} hours in {total.seeds} seeds and {elapsed_s:.0f} s: {speed:.0f} times real time a core")
+    print(
+        f"{total.hours:.2f} hours in {total.seeds} seeds and {elapsed_s:.0f} s: "
+        f"{total.simulated_s / total.cpu_s:.0f} times real time a core ({total.cpu_s:.0f} s of processor time)"
+    )
     print(" ".join(f"{what}={count}" for what, count in sorted(total.counts.items())))
     for report in total.failed:
         print(f"FOUND {report.findings[0]}\n  replay: {command(report.seed)}")

@@ -22,6 +22,8 @@ QUEUES: Final = ("a", "b")
 KEEP_SECONDS: Final = 1_000_000
 """Retention: the record of every job is there to be judged at the end."""
 
+READ_EVERY_US: Final = SECOND // 2
+
 _UNIX = datetime(1970, 1, 1, tzinfo=UTC)
 
 Effect = int | Callable[[Callable[[Any], None]], object]
@@ -90,7 +92,8 @@ class Workload:
             self._run(self._submitter(f"s{number}"))
         for number in range(3):
             self._run(self._worker(f"w{number}"))
-        self._run(self._reader("r0"))
+        for number in range(2):
+            self._run(self._reader(f"r{number}"))
         self._run(self._operator("o0"))
 
     # ------------------------------------------------------------------ submitters
@@ -243,12 +246,11 @@ class Workload:
 
     def _reader(self, name: str) -> Script:
         while not self.closing:
-            yield int(SECOND * self.rng.expovariate(1.0))
+            yield int(READ_EVERY_US * self.rng.expovariate(1.0))
             if self.names:
-                yield self._read(name, self._some_job())
-
-    def _read(self, name: str, job_id: str) -> Effect:
-        return self._ask(name, "read", lambda service: service.job(job_id), job_id)
+                job_id = self._some_job()
+                # Soon given up, so that reads begin all through a fault, not only before it.
+                yield self._ask(name, "read", _reading(job_id), job_id, patience_us=2 * SECOND)
 
     def _operator(self, name: str) -> Script:
         rng = self.rng
@@ -332,6 +334,10 @@ def _completing(job_id: str, token: int) -> Ask:
 
 def _submitting(job: Job) -> Ask:
     return lambda service: service.submit(job.request)
+
+
+def _reading(job_id: str) -> Ask:
+    return lambda service: service.job(job_id)
 
 
 def _cancelling(job_id: str) -> Ask:

@@ -9,6 +9,7 @@ import gc
 import random
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +54,7 @@ class Report:
     counts: dict[str, int] = field(default_factory=dict)
     schedule: list[Fault] = field(default_factory=list)
     events: int = 0
+    cpu_s: float = 0.0
 
 
 class Cluster:
@@ -260,6 +262,7 @@ def run(seed: int, schedule: list[Fault] | None = None, story: Story | None = No
     snapshots.PIECE_BYTES = PIECE_BYTES  # type: ignore[misc]
     directory = Path(tempfile.mkdtemp(prefix="horae-sim-", dir=_fast_directory()))
     gc.disable()
+    began_s = time.process_time()
     try:
         cluster = Cluster(seed, directory)
         if story is not None:
@@ -277,6 +280,7 @@ def run(seed: int, schedule: list[Fault] | None = None, story: Story | None = No
             counts=dict(sorted(judge.counts.items())),
             schedule=faults,
             events=world.events,
+            cpu_s=time.process_time() - began_s,
         )
     finally:
         shutil.rmtree(directory, ignore_errors=True)
