@@ -26,9 +26,9 @@ from horae_node.config import NodeConfig, is_loopback
 from horae_node.errors import ConfigError
 from horae_node.runtime import Node
 from horae_node.surroundings import require_surroundings
-from horae_storage.errors import DirectoryInUse, DirectoryUnusable, ForeignDirectory
+from horae_storage.errors import Corrupt, DirectoryInUse, DirectoryUnusable, ForeignDirectory
 
-REFUSALS: Final = (ConfigError, ForeignDirectory, DirectoryInUse, DirectoryUnusable)
+REFUSALS: Final = (ConfigError, ForeignDirectory, DirectoryInUse, DirectoryUnusable, Corrupt)
 """What the operator has to mend before a start makes sense."""
 
 EXIT_FATAL: Final = 1

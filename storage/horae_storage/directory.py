@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from horae_storage.errors import DirectoryInUse, DirectoryUnusable, ForeignDirectory
+from horae_storage.errors import REJOIN, DirectoryInUse, DirectoryUnusable, ForeignDirectory
 from horae_storage.files import sweep_temporaries, write_atomically
 
 FORMAT_VERSION = 1
@@ -108,7 +108,7 @@ def _lock(path: Path) -> int:
 
 def _read_identity(path: Path) -> dict[str, Any] | None:
     try:
-        text = (path / _IDENTITY_NAME).read_text(encoding="utf-8")
+        text = (path / _IDENTITY_NAME).read_bytes()
     except FileNotFoundError:
         return None
     try:
@@ -116,10 +116,8 @@ def _read_identity(path: Path) -> dict[str, Any] | None:
         known = {"format_version": int, "cluster": str, "node_id": str, "initialised": bool, "incarnation": str}
         if not all(isinstance(identity[name], kind) for name, kind in known.items()):
             raise ValueError("wrong types")
-    except (ValueError, KeyError, TypeError) as error:
-        raise DirectoryUnusable(
-            f"{path / _IDENTITY_NAME} is damaged: restore it from a backup, or start this node anew under a new id"
-        ) from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise DirectoryUnusable(f"{path / _IDENTITY_NAME} is damaged; {REJOIN}") from error
     return dict(identity)
 
 
@@ -164,9 +162,7 @@ def _require_complete(directory: Directory) -> None:
     """Raises: `DirectoryUnusable` when state or log has gone."""
     for folder in (directory.state, directory.log):
         if not folder.is_dir() or not any(folder.glob("*.mdb")):
-            raise DirectoryUnusable(
-                f"the data in {folder} is missing: restore it, or empty {directory.path} and start under a new node id"
-            )
+            raise DirectoryUnusable(f"the data in {folder} is missing; {REJOIN}")
 
 
 def _unusable(path: Path, error: OSError) -> DirectoryUnusable:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import lmdb
 
-from horae_storage.errors import Corrupt, StorageError, StorageFailed, StorageFull
+from horae_storage.errors import REJOIN, Corrupt, DirectoryUnusable, StorageError, StorageFailed, StorageFull
 from horae_storage.files import publish, temporary_of
 
 MAP_BYTES = 1 << 30
@@ -33,6 +33,9 @@ _GROW_NUMERATOR, _GROW_DENOMINATOR = 6, 10
 _PAGE_HEADER_BYTES = 16
 _META = struct.Struct("<IIQQ48s48sQQ")  # magic, version, address, map size, free db, main db, last page, txn id
 _META_MAGIC = 0xBEEFC0DE
+_DB_END = struct.Struct("<QQ")  # entries, root page
+_NO_PAGE = 2**64 - 1
+_META_PAGES = 2
 _PAGE_SIZES = frozenset(1 << n for n in range(9, 17))
 
 _FULL_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -55,19 +58,24 @@ class Environment:
     ) -> None:
         """Open the file at `path`, making it first when it is missing and `create` says so.
 
-        Raises: `Corrupt` for a missing, truncated or foreign file; `StorageFull`; `StorageFailed`.
+        Raises: `Corrupt` for a missing, truncated or foreign file; `DirectoryUnusable` for one that this process may
+        not use; `StorageFull`; `StorageFailed`.
         """
         self.path = path
         if not path.exists():
             if not create:
-                raise Corrupt(f"{path} is missing: restore it, or let this node join again under a new id")
+                raise Corrupt(f"{path} is missing; {REJOIN}")
             _create_file(path)
-        shape = read_shape(path)
-        self._page_bytes = shape.page_bytes
-        self._reserve_bytes = reserve_bytes
-        self._map_bytes = max(map_bytes, 2 * shape.used_bytes)
-        self._lmdb = _open(path, self._map_bytes)
-        self._fd = os.open(path, os.O_RDWR)
+        self._fd = _open_fd(path)
+        try:
+            shape = read_shape(path)
+            self._page_bytes = shape.page_bytes
+            self._reserve_bytes = reserve_bytes
+            self._map_bytes = max(map_bytes, 2 * shape.used_bytes)
+            self._lmdb = _open(path, self._map_bytes)
+        except StorageError:
+            os.close(self._fd)
+            raise
         self._reserved_bytes = os.fstat(self._fd).st_size
         self._closed = False
         self.reserve()
@@ -148,7 +156,7 @@ class Environment:
 def as_storage_error(error: lmdb.Error, path: Path) -> StorageError:
     """What an error of LMDB means for the caller."""
     if isinstance(error, _CORRUPT_ERRORS):
-        return Corrupt(f"{path}: {error}: rebuild this node from the others")
+        return Corrupt(f"{path} is damaged ({error}); {REJOIN}")
     if isinstance(error, lmdb.DiskError):
         return StorageFull(f"{path}: no room on the disk")
     return StorageFailed(f"{path}: {error}")
@@ -157,7 +165,8 @@ def as_storage_error(error: lmdb.Error, path: Path) -> StorageError:
 def read_shape(path: Path) -> FileShape:
     """Check that the file is LMDB's and complete, without mapping it.
 
-    Raises: `Corrupt` when no meta page is whole or the file is shorter than its last page; `StorageFailed`.
+    Raises: `Corrupt` when one of the two meta pages is not whole or the file is shorter than its last page;
+    `StorageFailed`.
     """
     try:
         with path.open("rb") as file:
@@ -167,19 +176,17 @@ def read_shape(path: Path) -> FileShape:
         raise StorageFailed(f"cannot read {path}: {error.strerror}") from error
     shape = _newest_shape(head)
     if shape is None:
-        raise Corrupt(f"{path} is not a data file of this program: rebuild this node from the others")
+        raise Corrupt(f"{path} is damaged: its first pages are not those of a data file; {REJOIN}")
     if size < shape.used_bytes:
-        raise Corrupt(f"{path} is truncated ({size} of {shape.used_bytes} bytes): rebuild this node from the others")
+        raise Corrupt(f"{path} is damaged: truncated ({size} of {shape.used_bytes} bytes); {REJOIN}")
     return shape
 
 
 def _newest_shape(head: bytes) -> FileShape | None:
+    """By the newer meta page; None when either is damaged: LMDB would take the other, and an older state with it."""
     first = _read_meta(head, 0)
-    if first is None:
-        return None
-    page_bytes = first[1].page_bytes
-    second = _read_meta(head, page_bytes)
-    return max(first, second)[1] if second is not None else first[1]
+    second = _read_meta(head, first[1].page_bytes) if first is not None else None
+    return max(first, second)[1] if first is not None and second is not None else None
 
 
 def _read_meta(head: bytes, offset: int) -> tuple[int, FileShape] | None:
@@ -187,11 +194,26 @@ def _read_meta(head: bytes, offset: int) -> tuple[int, FileShape] | None:
     start = offset + _PAGE_HEADER_BYTES
     if len(head) < start + _META.size:
         return None
-    magic, _, _, _, free_db, _, last_page, txn_id = _META.unpack_from(head, start)
+    magic, _, _, _, free_db, main_db, last_page, txn_id = _META.unpack_from(head, start)
     page_bytes = int.from_bytes(free_db[:4], "little")
     if magic != _META_MAGIC or page_bytes not in _PAGE_SIZES:
         return None
+    if not all(_is_tree(db, last_page) for db in (free_db, main_db)):
+        return None
     return txn_id, FileShape(page_bytes, (last_page + 1) * page_bytes)
+
+
+def _is_tree(db: bytes, last_page: int) -> bool:
+    """A tree without a root has no entries; else its root lies in the file. LMDB reads a lost root as an empty tree."""
+    entries, root = _DB_END.unpack_from(db, len(db) - _DB_END.size)
+    return bool(entries == 0 if root == _NO_PAGE else entries > 0 and _META_PAGES <= root <= last_page)
+
+
+def _open_fd(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise DirectoryUnusable(f"{path} cannot be used: {error.strerror}: mend its owner, mode or disk") from error
 
 
 def _open(path: Path, map_bytes: int) -> Any:

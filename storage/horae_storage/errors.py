@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+REJOIN = "keep the files for inspection, and take the node in again by docs/operations.md, 'A node whose disk was lost'"
+"""What to do about damaged data. Never simply to empty the directory: a node that votes under its old id and has
+forgotten what it acknowledged can lose acknowledged jobs for the whole cluster.
+"""
+
 
 class StorageError(Exception):
     """Base of all storage errors."""

@@ -62,7 +62,7 @@ class LmdbTxn:
         if value is None:
             return None
         if crc32(value, crc32(key)) != INTACT:
-            raise corrupt_row(key)
+            raise corrupt_row(key, self._path)
         return unpackb(value[:-CRC_BYTES], use_list=False)  # type: ignore[no-any-return]
 
     def put(self, key: bytes, row: Row) -> None:
@@ -92,7 +92,7 @@ class LmdbTxn:
                 if key < start if reverse else key >= stop:
                     break
                 if crc32(value, crc32(key)) != INTACT:
-                    raise corrupt_row(key)
+                    raise corrupt_row(key, self._path)
                 rows.append((key, unpackb(value[:-CRC_BYTES], use_list=False)))
         except lmdb.Error as error:
             raise self._failure(error, start) from error

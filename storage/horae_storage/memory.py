@@ -21,6 +21,7 @@ from horae_storage.kv import Row
 from horae_storage.rows import decode_row, digest_of_delete, digest_of_put, encode_row, require_key
 
 _COPY_MAGIC = b"horae-memory-1\n"
+_WHERE = "the store in memory"
 
 
 class SortedKeys:
@@ -92,7 +93,7 @@ class MemoryTxn:
 
     def get(self, key: bytes) -> Row | None:
         value = self._rows.get(key)
-        return None if value is None else decode_row(key, value)
+        return None if value is None else decode_row(key, value, _WHERE)
 
     def put(self, key: bytes, row: Row) -> None:
         value = encode_row(self._pack(row), key)
@@ -118,7 +119,9 @@ class MemoryTxn:
 
     def scan(self, start: bytes, stop: bytes, *, limit: int, reverse: bool = False) -> list[tuple[bytes, Row]]:
         rows = self._rows
-        return [(key, decode_row(key, rows[key])) for key in self.keys(start, stop, limit=limit, reverse=reverse)]
+        return [
+            (key, decode_row(key, rows[key], _WHERE)) for key in self.keys(start, stop, limit=limit, reverse=reverse)
+        ]
 
     def keys(self, start: bytes, stop: bytes, *, limit: int, reverse: bool = False) -> list[bytes]:
         walk = self._keys.descending if reverse else self._keys.ascending

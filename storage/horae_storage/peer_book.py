@@ -53,7 +53,7 @@ class PeerBook:
             known = json.loads(self._path.read_bytes())
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise DirectoryUnusable(f"{self._path} cannot be read ({error}): restore it from a backup") from error
         if not isinstance(known, dict) or not all(isinstance(value, str) for value in known.values()):
             raise DirectoryUnusable(f"{self._path} is damaged: restore it from a backup")

@@ -20,7 +20,7 @@ import lmdb
 from msgpack import Packer
 
 from horae_storage.environment import MAP_BYTES, RESERVE_BYTES, Environment, as_file_error, as_storage_error
-from horae_storage.errors import Corrupt, StorageFailed, StorageFull
+from horae_storage.errors import REJOIN, Corrupt, StorageFailed, StorageFull
 from horae_storage.files import sweep_temporaries
 from horae_storage.log_groups import Batch, Group, GroupedLog, Post, fold
 from horae_storage.log_port import LogEntry, LogState
@@ -180,13 +180,13 @@ class _Records:
         with self._env.begin_read() as txn:
             stored = txn.get(_META_KEY)
             if stored is not None:
-                self._meta = _decode_meta(stored)
+                self._meta = _decode_meta(stored, self._env.path)
             commit_index = self._meta.commit_index
             entries: list[LogEntry] = []
             for key, value in _stored_records(txn):
-                start, committed, held = _decode_record(key, value)
+                start, committed, held = _decode_record(key, value, self._env.path)
                 if entries and start != entries[-1].log_index + 1:
-                    raise Corrupt(f"the log has a hole before index {start}: rebuild this node from the others")
+                    raise Corrupt(f"{self._env.path} is damaged: it has a hole before index {start}; {REJOIN}")
                 self._starts.append(start)
                 entries += held
                 commit_index = max(commit_index, committed)
@@ -257,7 +257,7 @@ class _Records:
         self._delete_records(at, len(self._starts))
         if at:
             key = self._starts[at - 1].to_bytes(8, "big")
-            start, committed, entries = _decode_record(key, self._txn.get(key))
+            start, committed, entries = _decode_record(key, self._txn.get(key), self._env.path)
             if start + len(entries) > index:
                 self._put_record(entries[: index - start], committed, append=False)
 
@@ -294,18 +294,18 @@ def _split(entries: list[LogEntry]) -> Iterator[list[LogEntry]]:
         yield entries[begin:]
 
 
-def _decode_meta(value: bytes) -> _Meta:
-    row = decode_row(_META_KEY, value)
+def _decode_meta(value: bytes, path: Path) -> _Meta:
+    row = decode_row(_META_KEY, value, path)
     if row[0] != FORMAT_VERSION:
-        raise Corrupt(f"the log has format {row[0]}, this program reads {FORMAT_VERSION}: run what wrote it")
+        raise Corrupt(f"{path} has format {row[0]}, this program reads {FORMAT_VERSION}: run what wrote it")
     return _Meta._make(row)
 
 
-def _decode_record(key: bytes, value: bytes) -> tuple[int, int, list[LogEntry]]:
+def _decode_record(key: bytes, value: bytes, path: Path) -> tuple[int, int, list[LogEntry]]:
     """First index, commit index and entries of a record. Raises: `Corrupt`."""
-    committed, held = decode_row(key, value)
+    committed, held = decode_row(key, value, path)
     entries = [LogEntry._make(entry) for entry in held]
     start = int.from_bytes(key, "big")
     if [entry.log_index for entry in entries] != list(range(start, start + len(entries))):
-        raise Corrupt(f"the record at index {start} holds other entries: rebuild this node from the others")
+        raise Corrupt(f"{path} is damaged: the record at index {start} holds other entries; {REJOIN}")
     return start, committed, entries

@@ -11,7 +11,7 @@ from zlib import crc32
 
 import msgpack
 
-from horae_storage.errors import Corrupt
+from horae_storage.errors import REJOIN, Corrupt
 from horae_storage.kv import MAX_KEY_BYTES, Row
 
 CRC_BYTES = 4
@@ -28,10 +28,10 @@ def encode_row(packed: bytes, key: bytes) -> bytes:
     return packed + crc32(packed, crc32(key)).to_bytes(CRC_BYTES, "little")
 
 
-def decode_row(key: bytes, value: bytes) -> Row:
-    """The row that `encode_row` made; lists come back as tuples. Raises: `Corrupt`."""
+def decode_row(key: bytes, value: bytes, where: object) -> Row:
+    """The row that `encode_row` made; lists come back as tuples. Raises: `Corrupt`, naming `where`."""
     if crc32(value, crc32(key)) != INTACT:
-        raise corrupt_row(key)
+        raise corrupt_row(key, where)
     row: Row = msgpack.unpackb(value[:-CRC_BYTES], use_list=False)
     return row
 
@@ -52,6 +52,6 @@ def require_key(key: bytes) -> None:
         raise ValueError(f"a key has 1 to {MAX_KEY_BYTES} bytes, this one {len(key)}")
 
 
-def corrupt_row(key: bytes) -> Corrupt:
-    """The error for a row whose checksum fails."""
-    return Corrupt(f"the row at key {key!r} does not match its checksum: rebuild this node from the others")
+def corrupt_row(key: bytes, where: object) -> Corrupt:
+    """The error for a row of `where`, a file, whose checksum fails."""
+    return Corrupt(f"{where} is damaged: the row at key {key!r} does not match its checksum; {REJOIN}")

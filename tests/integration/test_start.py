@@ -94,6 +94,25 @@ async def test_a_refused_start_harms_nothing(tmp_path: Path) -> None:
         assert (await cluster.api.call("GET", "/v1/jobs/kept")).expect(200)["id"] == "kept"
 
 
+@pytest.mark.parametrize(
+    ("name", "at", "damage"),
+    [
+        ("identity.json", 0, b"\xff"),
+        ("state/00000001.mdb", 0, None),
+        ("state/00000001.mdb", 4096, bytes(4096)),
+        ("log/log.mdb", 0, None),
+        ("log/log.mdb", 0, b"\xff" * 4096),
+    ],
+    ids=["identity", "state emptied", "state damaged", "log emptied", "log damaged"],
+)
+async def test_damaged_data(tmp_path: Path, name: str, at: int, damage: bytes | None) -> None:
+    owner = await run_and_stop(tmp_path)
+    path = owner.data_dir / name
+    data = b"" if damage is None else path.read_bytes()
+    path.write_bytes(data[:at] + (damage or b"") + data[at + len(damage or b"") :])
+    require_refusal(run_node(owner), str(path), "damaged", "keep the files", "docs/operations.md")
+
+
 async def test_directory_in_use(tmp_path: Path) -> None:
     async with Cluster(tmp_path, 1) as cluster:
         first = cluster.nodes[0]

@@ -85,11 +85,14 @@ def test_that_is_a_file_is_refused(path: Path) -> None:
         open_directory(path, "c", "a")
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"format_version": 1, "cluster": 3}'])
-def test_damaged_identity_is_refused(path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"[]", b'{"format_version": 1, "cluster": 3}', b'{"cluster": "\xff"}', b"\xff", b"[" * 100_000],
+)
+def test_damaged_identity_is_refused(path: Path, content: bytes) -> None:
     open_directory(path, "c", "a").close()
-    (path / "identity.json").write_text(content)
-    with pytest.raises(DirectoryUnusable, match="damaged"):
+    (path / "identity.json").write_bytes(content)
+    with pytest.raises(DirectoryUnusable, match=r"identity\.json is damaged; keep the files"):
         open_directory(path, "c", "a")
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from horae_storage.environment import read_shape
-from horae_storage.errors import Corrupt, StorageFull
+from horae_storage.errors import Corrupt, DirectoryUnusable, StorageFull
 from horae_storage.lmdb_kv import LmdbStore
 
 MIB = 1 << 20
+ADVICE = "keep the files for inspection"
 
 
 def filled(directory: Path, rows: int = 2000) -> Path:
@@ -43,14 +44,57 @@ def test_a_file_of_exactly_its_pages_is_opened(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"not a database" * 1000, bytes(65536)])
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "00000001.mdb").write_bytes(content)
-    with pytest.raises(Corrupt, match="not a data file"):
+    path = tmp_path / "00000001.mdb"
+    path.write_bytes(content)
+    with pytest.raises(Corrupt, match=f"{path.name} is damaged.*{ADVICE}"):
+        LmdbStore(tmp_path)
+    assert path.read_bytes() == content
+
+
+PAGE_BYTES = 4096
+HEAD_BYTES = 16
+"""Before LMDB's meta in its page."""
+
+
+@pytest.mark.parametrize("page", [0, 1])
+@pytest.mark.parametrize(
+    ("at", "damage"),
+    [
+        (0, bytes(PAGE_BYTES)),
+        (0, b"\xff" * PAGE_BYTES),
+        (HEAD_BYTES, b"\xff" * 4),
+        (HEAD_BYTES + 24, bytes(4)),
+        (HEAD_BYTES + 104, bytes(8)),
+        (HEAD_BYTES + 112, bytes(8)),
+        (HEAD_BYTES + 112, b"\xff" * 8),
+    ],
+    ids=["zeroed", "filled", "magic", "page size", "no entries", "root in the head", "no root"],
+)
+def test_a_damaged_meta_page_is_refused_and_not_read_as_an_older_or_empty_state(
+    tmp_path: Path, page: int, at: int, damage: bytes
+) -> None:
+    path = filled(tmp_path)
+    store = LmdbStore(tmp_path)
+    store.txn.put(b"more", (1,))  # each commit goes to the other meta page: now both tell of rows
+    store.commit()
+    store.close()
+    data = bytearray(path.read_bytes())
+    begin = page * PAGE_BYTES + at
+    data[begin : begin + len(damage)] = damage
+    path.write_bytes(data)
+    with pytest.raises(Corrupt, match=ADVICE):
         LmdbStore(tmp_path)
 
 
 def test_a_missing_file_is_refused_where_it_must_be(tmp_path: Path) -> None:
     with pytest.raises(Corrupt, match="missing"):
         LmdbStore(tmp_path, create=False)
+
+
+def test_a_file_that_cannot_be_opened_says_what_to_mend(tmp_path: Path) -> None:
+    (tmp_path / "00000001.mdb").mkdir()
+    with pytest.raises(DirectoryUnusable, match="mend its owner, mode or disk"):
+        LmdbStore(tmp_path)
 
 
 def test_a_flipped_byte_is_found_by_every_read(tmp_path: Path) -> None:
@@ -62,7 +106,7 @@ def test_a_flipped_byte_is_found_by_every_read(tmp_path: Path) -> None:
     path.write_bytes(data)
     store = LmdbStore(tmp_path)
     assert store.txn.get(b"000999") == (999, "needle-000999")
-    with pytest.raises(Corrupt, match="001000"):
+    with pytest.raises(Corrupt, match=f"{path.name} is damaged.*001000"):
         store.txn.get(b"001000")
     with pytest.raises(Corrupt, match="001000"):
         store.txn.scan(b"000000", b"9", limit=2000)
