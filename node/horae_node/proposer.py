@@ -23,8 +23,8 @@ from horae_node.raft.port import ENTRY_BYTES_MAX, Raft
 CHUNK_BYTES_MAX = ENTRY_BYTES_MAX // 2
 """Commands of one call beyond this are cut into several chunks, so that a chunk always finds room in an entry."""
 
-IN_FLIGHT_MAX = 2
-"""Entries proposed and not yet applied. Two keep disk and network busy at once; more only make entries smaller."""
+IN_FLIGHT_MAX = 4
+"""Entries proposed and not yet applied: network, disks and machine work on different ones; more make them smaller."""
 
 DATA_BYTES_MAX = ENTRY_BYTES_MAX - codec.HEADER_BYTES_MAX
 """Commands in one entry, and so the largest single one."""

@@ -7,6 +7,7 @@ Not here: HTTP, answers (`reads.py`). Next to read: `core/commands.py`.
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from hashlib import blake2b
 
 import msgspec
@@ -23,6 +24,7 @@ _decode_json = msgspec.json.Decoder().decode
 _encode_canonical = msgspec.json.Encoder(order="deterministic").encode
 
 
+@lru_cache(maxsize=4096)
 def span_ms(seconds: float) -> int:
     """A span in whole milliseconds, to the nearest."""
     return round(seconds * 1000)

@@ -322,15 +322,20 @@ class PySyncObjRaft:
         guard, core = self._guard, self._core
         for _ in range(min(FRAMES_PER_PUMP, len(self._inbox))):
             guard.inp(*self._inbox.popleft())
-        if self._durable:
-            self._journal.on_durable(self._durable)
-            guard.on_durable(self._durable, self._journal.durable_index)
+        synced = self._durable
+        if synced:
+            self._journal.on_durable(synced)
+            guard.on_durable(synced, self._journal.durable_index)
             self._durable = 0
         core.append_proposals()
         if core.state == LEADER:
             self._send_what_waits()
-        self._hand_over()  # peers and our own disk work while what follows applies entries
-        if self._timers_due or guard.may_move():
+        sealed = self._log.sealed
+        self._hand_over()
+        # The log's writer needs the interpreter to begin: what was just sealed goes first, and what is to be applied
+        # waits for its sync, a moment later. Applying first cost a lone submit 150 us of 1.6 ms.
+        waits_for_writer = self._log.sealed != sealed and not synced
+        if self._timers_due or (not waits_for_writer and guard.may_move()):
             self._timers_due = False
             now = self._clock.monotonic()
             guard.tick(now)
@@ -342,7 +347,7 @@ class PySyncObjRaft:
         self._hand_over()
         self._settle_readers()
         self._maybe_tell_role()
-        if self._inbox or guard.lags_known:
+        if self._inbox or (guard.lags_known and not waits_for_writer):
             self._wake()
 
     def _hand_over(self) -> None:
