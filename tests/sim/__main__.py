@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 from tests.sim.canary import SEEDS_MAX, without
@@ -105,24 +106,22 @@ def _reports(base: int, jobs: int, canary: str | None) -> Iterator[Report]:
             pool.shutdown(cancel_futures=True)
 
 
-def _run_quietly(seed: int, canary: str | None) -> Report:
+def _run_quietly(seed: int, canary: str | None, schedule: list[Fault] | None = None) -> Report:
     logging.getLogger("horae").setLevel(logging.CRITICAL + 1)  # faults are meant here: their log lines are no news
-    if canary is None:
-        return run(seed)
-    with without(canary):
-        return run(seed)
+    with without(canary) if canary is not None else nullcontext():
+        return run(seed, schedule)
 
 
-def shrink(seed: int, tries_max: int = 200) -> list[Fault]:
+def shrink(seed: int, *, canary: str | None = None, tries_max: int = 200) -> list[Fault]:
     """A schedule of fewer faults with which the seed still fails: halves are left out, then smaller pieces."""
-    schedule = _run_quietly(seed, None).schedule
+    schedule = _run_quietly(seed, canary).schedule
     tries, piece = 0, max(1, len(schedule) // 2)
     while piece and tries < tries_max:
         at = 0
         while at < len(schedule) and tries < tries_max:
             fewer = schedule[:at] + schedule[at + piece :]
             tries += 1
-            if run(seed, fewer).findings:
+            if _run_quietly(seed, canary, fewer).findings:
                 schedule = fewer
             else:
                 at += piece
@@ -133,14 +132,14 @@ def shrink(seed: int, tries_max: int = 200) -> list[Fault]:
 # ---------------------------------------------------------------------- commands
 
 
-def command(seed: int) -> str:
+def command(seed: int, canary: str | None = None) -> str:
     """What replays a seed."""
-    return f"python -m tests.sim --seed {seed}"
+    return f"python -m tests.sim --seed {seed}" + (f" --canary {canary}" if canary is not None else "")
 
 
-def _tell_seed(seed: int, schedule: list[Fault] | None = None) -> int:
-    with telling_logs(print) as tell:
-        report = run(seed, schedule, tell)
+def _tell_seed(seed: int, canary: str | None, schedule: list[Fault] | None = None) -> int:
+    with telling_logs(print) as story, without(canary) if canary is not None else nullcontext():
+        report = run(seed, schedule, story)
     print(f"seed {seed}: {report.nodes} nodes, {report.simulated_s:.1f} s, digest {report.digest:08x}")
     print(" ".join(f"{what}={count}" for what, count in report.counts.items()))
     for finding in report.findings:
@@ -148,10 +147,10 @@ def _tell_seed(seed: int, schedule: list[Fault] | None = None) -> int:
     return 1 if report.findings else 0
 
 
-def _shrink_seed(seed: int) -> int:
-    schedule = shrink(seed)
+def _shrink_seed(seed: int, canary: str | None) -> int:
+    schedule = shrink(seed, canary=canary)
     print(f"{len(schedule)} faults are left:")
-    return _tell_seed(seed, schedule)
+    return _tell_seed(seed, canary, schedule)
 
 
 def _run_hours(base: int, hours: float, jobs: int) -> int:
@@ -178,6 +177,8 @@ def _run_canaries(names: list[str], base: int, jobs: int) -> int:
         total = run_many(base, 0, jobs, canary=name, seeds_max=SEEDS_MAX[name])
         found = total.failed[0].findings[0] if total.failed else "NOT FOUND"
         print(f"{name}: {found} ({total.seeds} of at most {SEEDS_MAX[name]} seeds)", flush=True)
+        for report in total.failed[:1]:
+            print(f"  replay: {command(report.seed, name)}")
         missed += not total.failed
     return 1 if missed else 0
 
@@ -192,10 +193,11 @@ def main() -> int:
     parser.add_argument("--canary", choices=[*SEEDS_MAX, "all"], help="take a protection out: it must be noticed")
     asked = parser.parse_args()
     base = secrets.randbelow(10**9) if asked.seed_base is None else asked.seed_base
+    one = asked.canary if asked.canary != "all" else None
     if asked.seed is not None:
-        return _tell_seed(asked.seed)
+        return _tell_seed(asked.seed, one)
     if asked.shrink is not None:
-        return _shrink_seed(asked.shrink)
+        return _shrink_seed(asked.shrink, one)
     if asked.canary is not None:
         return _run_canaries(list(SEEDS_MAX) if asked.canary == "all" else [asked.canary], base, asked.jobs)
     return _run_hours(base, asked.hours, asked.jobs)

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.sim.__main__ import Total, command, run_many
-from tests.sim.canary import SEEDS_MAX
+from tests.sim.__main__ import Total, command, run_many, shrink
+from tests.sim.canary import SEEDS_MAX, without
 from tests.sim.cluster import run
 
 HOURS = float(os.environ.get("HORAE_SIM_HOURS", "1.5"))
@@ -63,6 +63,21 @@ def test_a_run_is_told_by_its_schedule_alone() -> None:
     whole = run(12)
     assert run(12, whole.schedule).digest == whole.digest
     assert run(12, []).digest != whole.digest
+
+
+def test_a_schedule_shrinks_to_faults_that_still_fail() -> None:
+    seed = next(seed for seed in range(100, 200) if _fails_unfenced(seed))
+    with without("token"):
+        whole = run(seed)
+        fewer = shrink(seed, canary="token", tries_max=8)
+        assert len(fewer) < len(whole.schedule)
+        assert run(seed, fewer).findings
+
+
+def _fails_unfenced(seed: int) -> bool:
+    with without("token"):
+        report = run(seed)
+    return len(report.schedule) > 4 and bool(report.findings)
 
 
 def test_a_run_that_did_too_little_is_no_pass() -> None:
