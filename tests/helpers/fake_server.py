@@ -33,7 +33,8 @@ def problem(code: str, status: int, *, headers: dict[str, str] | None = None, de
 class FakeServer:
     """Use as `async with`. `fault` says what to do to the next requests of a path, in order.
 
-    `drop`: apply it, then cut the connection; `cut`: do not apply it; a response: answer that, do not apply it.
+    `drop`: apply it, then cut the connection; `cut`: do not apply it; `hang`: never answer; a response: answer that, do
+    not apply it.
     """
 
     def __init__(self) -> None:
@@ -113,6 +114,8 @@ class FakeServer:
             return fault
         if fault == "cut":
             return self._cut(request)
+        if fault == "hang":
+            await asyncio.Event().wait()
         answer = await self._answer(request, path, body)
         if fault == "drop":
             return self._cut(request)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from horae.blocking import Client as Client
     from horae.client import AsyncClient as AsyncClient
+    from horae.client import Submitted as Submitted
     from horae.errors import Conflict as Conflict
     from horae.errors import Dead as Dead
     from horae.errors import Forbidden as Forbidden
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "horae.blocking": ("Client",),
-    "horae.client": ("AsyncClient",),
+    "horae.client": ("AsyncClient", "Submitted"),
     "horae.errors": (
         *("Conflict", "Dead", "Forbidden", "HoraeError", "Invalid", "JobCancelled", "JobFailed", "LeaseLost"),
         *("Malformed", "NoLeader", "NotFinished", "NotFound", "OutcomeUnknown", "PartlyRefused"),

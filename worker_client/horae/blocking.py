@@ -1,6 +1,6 @@
 """The blocking client: `AsyncClient` behind a loop thread of its own, method by method, so that there is one code.
 
-Nothing is decided here. What each call promises stands in `client.py`.
+Nothing is decided here. What each call promises in full stands in `client.py`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any, Self, TypeVar, Unpack
 from msgspec import Raw
 
 from horae import wire
-from horae.client import DEADLINE_SECONDS, DEFAULT_URL, AsyncClient
+from horae.client import DEADLINE_SECONDS, DEFAULT_URL, AsyncClient, Submitted
 from horae.jobs import Beat, Claim, Ended, Ending, Failure, Job, JobOptions, JobPage, NewJob, Renewal
 from horae.transport import new_event_loop
+from horae.trouble import Trouble
 
 T = TypeVar("T")
 
@@ -35,9 +36,10 @@ class Client:
         deadline_seconds: float = DEADLINE_SECONDS,
         connections: int = 100,
         tls: ssl.SSLContext | None = None,
+        trouble: Trouble | None = None,
     ) -> None:
         self._client = AsyncClient(
-            urls, token=token, deadline_seconds=deadline_seconds, connections=connections, tls=tls
+            urls, token=token, deadline_seconds=deadline_seconds, connections=connections, tls=tls, trouble=trouble
         )
         self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="horae-client", daemon=True)
@@ -79,12 +81,23 @@ class Client:
         deadline_seconds: float | None = None,
         **options: Unpack[JobOptions],
     ) -> Job:
+        """Submit one job; it is durable when this returns. Without an `id` one is made, once for all retries.
+
+        `payload`: any JSON value. Raises: `Conflict` when the `id` belongs to a job with another content; TypeError
+        when the payload has no JSON form; `OutcomeUnknown`, with the `job_id` to repeat with.
+        """
         return self._run(self._client.submit(task, payload, deadline_seconds=deadline_seconds, **options))
 
+    def submit_job(self, job: NewJob, *, deadline_seconds: float | None = None) -> Submitted:
+        """As `submit`, and tells whether the job is new."""
+        return self._run(self._client.submit_job(job, deadline_seconds=deadline_seconds))
+
     def submit_many(self, jobs: Iterable[NewJob], *, deadline_seconds: float | None = None) -> list[Job]:
+        """Submit many, each with its own outcome; the jobs in the order given. Raises: `PartlyRefused` at the end."""
         return self._run(self._client.submit_many(jobs, deadline_seconds=deadline_seconds))
 
     def job(self, job_id: str, *, deadline_seconds: float | None = None) -> Job:
+        """Read one job. Raises: `NotFound`."""
         return self._run(self._client.job(job_id, deadline_seconds=deadline_seconds))
 
     def jobs_page(
@@ -98,6 +111,7 @@ class Client:
         limit: int = 50,
         cursor: str | None = None,
     ) -> JobPage:
+        """One page of jobs, newest first; hand its `next_cursor` back for the next. `tag` is `"key:value"`."""
         return self._run(
             self._client.jobs_page(
                 queue=queue, state=state, task=task, schedule_id=schedule_id, tag=tag, limit=limit, cursor=cursor
@@ -114,6 +128,7 @@ class Client:
         tag: str | None = None,
         page: int = 200,
     ) -> Iterator[Job]:
+        """All jobs that match, newest first, read a page at a time."""
         cursor: str | None = None
         while True:
             got = self.jobs_page(
@@ -125,24 +140,31 @@ class Client:
                 return
 
     def wait(self, job_id: str, *, wait_seconds: float | None = None) -> Job:
+        """The job as soon as it is finished. Raises: `NotFound`, `NotFinished` at the end of `wait_seconds`."""
         return self._run(self._client.wait(job_id, wait_seconds=wait_seconds))
 
     def result(self, job_id: str, *, wait_seconds: float | None = None) -> Any:
+        """What the job's handler returned, once it has. Raises: as `wait`, and `JobFailed` when it did not succeed."""
         return self._run(self._client.result(job_id, wait_seconds=wait_seconds))
 
     def cluster(self, *, local: bool = False) -> wire.ClusterView:
+        """The members and how far each is; `local`: as the asked node itself sees them."""
         return self._run(self._client.cluster(local=local))
 
     def cancel(self, job_id: str) -> Job:
+        """Cancel: at once if it is not running, else its worker is asked to. Raises: `Conflict` when finished."""
         return self._run(self._client.cancel(job_id))
 
     def requeue(self, job_id: str) -> Job:
+        """Run a `dead`, `cancelled` or `expired` job anew. Raises: `Conflict` in any other state."""
         return self._run(self._client.requeue(job_id))
 
     def run_now(self, job_id: str) -> Job:
+        """Make a pending job ready. Raises: `Conflict` in any other state."""
         return self._run(self._client.run_now(job_id))
 
     def delete(self, job_id: str) -> None:
+        """Forget a finished job. Raises: `Conflict` when it is not finished, `NotFound`."""
         self._run(self._client.delete(job_id))
 
     def claim(
@@ -155,6 +177,7 @@ class Client:
         lease_seconds: float | None = None,
         claim_id: str | None = None,
     ) -> list[Claim]:
+        """Take up to `max_jobs`; empty at the end of the wait. A repeat with the same `claim_id` gets the same jobs."""
         return self._run(
             self._client.claim(
                 worker,
@@ -167,9 +190,11 @@ class Client:
         )
 
     def heartbeat(self, worker: str, leases: Sequence[Beat]) -> list[Renewal]:
+        """Renew leases: one result each, in order."""
         return self._run(self._client.heartbeat(worker, leases))
 
     def complete(self, job_id: str, lease_token: int, result: Any = None) -> Job:
+        """The attempt succeeded. A repeat of an accepted call is accepted again. Raises: `LeaseLost`, `TooLarge`."""
         return self._run(self._client.complete(job_id, lease_token, result))
 
     def fail(
@@ -181,10 +206,13 @@ class Client:
         retry: bool = True,
         retry_in_seconds: float | None = None,
     ) -> Job:
+        """The attempt failed; `retry` False: for good. Raises: `LeaseLost`."""
         return self._run(self._client.fail(job_id, lease_token, error, retry=retry, retry_in_seconds=retry_in_seconds))
 
     def release(self, job_id: str, lease_token: int, *, delay_seconds: float = 0, progress: Raw | None = None) -> Job:
+        """Hand the job back, not counted. `progress`: MessagePack, for the next attempt. Raises: `LeaseLost`."""
         return self._run(self._client.release(job_id, lease_token, delay_seconds=delay_seconds, progress=progress))
 
     def end_many(self, worker: str, endings: Sequence[Ending]) -> list[Ended]:
+        """Report the outcomes of many attempts (at most 1000) in one request: one result each, in order."""
         return self._run(self._client.end_many(worker, endings))

@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Self, Unpack
+from typing import Any, NamedTuple, Self, Unpack
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -20,6 +20,7 @@ from horae import clock, codec, errors, wire
 from horae.ids import new_id
 from horae.jobs import Beat, Claim, Ended, Ending, Failure, Job, JobOptions, JobPage, NewJob, Renewal
 from horae.transport import Answer, Refusal, Transport
+from horae.trouble import Trouble
 
 DEFAULT_URL = "http://127.0.0.1:7070"
 DEADLINE_SECONDS = 30.0
@@ -59,12 +60,20 @@ class _EndedList(msgspec.Struct):
     leases: list[Ended]
 
 
+class Submitted(NamedTuple):
+    """What `submit_job` found. `created` False: a job of this id, or of this unique key, was already there."""
+
+    job: Job
+    created: bool
+
+
 class AsyncClient:
     """A client of one cluster, for one event loop. Use as `async with`, or `close()` it.
 
     `urls`: base URLs of any of its nodes (one, several, or text with commas). `deadline_seconds`: how long a call may
-    take in all, over every retry, unless the call says otherwise. All methods raise `errors.RequestError` by code,
-    `OutcomeUnknown` or `Unreachable` at the deadline.
+    take in all, over every retry, unless the call says otherwise. `trouble` is told of calls that are tried again and
+    again. All methods raise `errors.RequestError` by code; at the deadline `Unreachable`, `NoLeader`, `RateLimited` or
+    `ShuttingDown` when surely nothing was done, else `OutcomeUnknown`.
     """
 
     def __init__(
@@ -75,8 +84,9 @@ class AsyncClient:
         deadline_seconds: float = DEADLINE_SECONDS,
         connections: int = 100,
         tls: ssl.SSLContext | None = None,
+        trouble: Trouble | None = None,
     ) -> None:
-        self._transport = Transport(url_list(urls), token=token, connections=connections, tls=tls)
+        self._transport = Transport(url_list(urls), token=token, connections=connections, tls=tls, trouble=trouble)
         self._deadline_seconds = deadline_seconds
 
     async def close(self) -> None:
@@ -104,9 +114,17 @@ class AsyncClient:
         `payload`: any JSON value. Raises: `Conflict` when the `id` belongs to a job with another content; TypeError
         when the payload has no JSON form.
         """
-        job = _filled(NewJob(task=task, payload=payload, **options))  # type: ignore[typeddict-item, unused-ignore]
-        answer = await self._call("POST", "/v1/jobs", codec.encode(job), deadline_seconds)
-        return answer.decode(Job)
+        job = NewJob(task=task, payload=payload, **options)  # type: ignore[typeddict-item, unused-ignore]
+        return (await self.submit_job(job, deadline_seconds=deadline_seconds)).job
+
+    async def submit_job(self, job: NewJob, *, deadline_seconds: float | None = None) -> Submitted:
+        """As `submit`, and tells whether the job is new."""
+        filled = _filled(job)
+        try:
+            answer = await self._call("POST", "/v1/jobs", codec.encode(filled), deadline_seconds)
+        except errors.OutcomeUnknown as error:
+            raise errors.unknown_submit(error, str(filled.id)) from None
+        return Submitted(answer.decode(Job), answer.status == 201 or answer.repeated)
 
     async def submit_many(self, jobs: Iterable[NewJob], *, deadline_seconds: float | None = None) -> list[Job]:
         """Submit many, at most 1000 a request, each with its own outcome; the jobs in the order given.
@@ -382,8 +400,12 @@ class AsyncClient:
 
 
 def url_list(urls: str | Sequence[str]) -> list[str]:
-    """Base URLs from a list, or from text with commas between them."""
-    return [url for url in urls.split(",") if url.strip()] if isinstance(urls, str) else list(urls)
+    """Base URLs from a list, or from text with commas or spaces between them. Raises: TypeError for anything else."""
+    if isinstance(urls, str):
+        return urls.replace(",", " ").split()
+    if isinstance(urls, bytes) or not isinstance(urls, Iterable):
+        raise TypeError(f"urls is a base URL such as {DEFAULT_URL}, or a list of them, not {urls!r}")
+    return list(urls)
 
 
 def _job_path(job_id: str) -> str:
@@ -392,6 +414,9 @@ def _job_path(job_id: str) -> str:
 
 def _filled(job: NewJob) -> NewJob:
     """A copy that is ready to send: with an id, its payload encoded once, its moments as text."""
+    if not isinstance(job, NewJob):
+        kind = type(job).__name__
+        raise TypeError(f"a job to submit is a NewJob(task=..., payload=...), not a {kind}: write NewJob(**job)")
     copy: NewJob = msgspec.structs.replace(
         job,
         id=job.id if job.id is not None else new_id(),

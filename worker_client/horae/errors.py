@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from horae.wire import Problem
 
 if TYPE_CHECKING:
@@ -83,7 +85,14 @@ class ShuttingDown(RequestError):
 
 
 class OutcomeUnknown(RequestError):
-    """504, or no answer came before the deadline: it may or may not take effect. Repeat with the same id only."""
+    """504, or no answer came before the deadline: it may or may not take effect. Repeat with the same id only.
+
+    `job_id` is that of a submit, also when the client made it; None for other calls.
+    """
+
+    def __init__(self, problem: Problem, job_id: str | None = None) -> None:
+        super().__init__(problem)
+        self.job_id = job_id
 
 
 class StorageFull(RequestError):
@@ -175,12 +184,20 @@ def error_of(problem: Problem) -> RequestError:
     return BY_CODE.get(problem.code, RequestError)(problem)
 
 
+def unknown_submit(error: OutcomeUnknown, job_id: str) -> OutcomeUnknown:
+    """The same error, with the id to look for and to repeat with."""
+    problem = Problem(**(structs.asdict(error.problem) | {"detail": f"submit of job {job_id}: {error.detail}"}))
+    return OutcomeUnknown(problem, job_id)
+
+
 def made_here(code: str, status: int, title: str, detail: str) -> RequestError:
     """An error of the contract that this side found by itself (no answer came)."""
     return error_of(Problem(type="about:blank#" + code, title=title, status=status, detail=detail, code=code))
 
 
 def _text(problem: Problem) -> str:
-    fields = "; ".join(f"{field.pointer}: {field.detail}" for field in problem.errors)
-    text = f"{problem.code}: {problem.detail or problem.title}"
-    return f"{text} ({fields})" if fields else text
+    """Each thing once: a detail mostly says what its fields say."""
+    detail = problem.detail or problem.title
+    fields = [f"{field.pointer}: {field.detail}" for field in problem.errors if field.detail not in detail]
+    text = f"{problem.code}: {detail}"
+    return f"{text} ({'; '.join(fields)})" if fields else text

@@ -5,7 +5,9 @@ Pure bookkeeping: no I/O, no clock (the caller passes `now`, monotonic seconds).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
 
 from horae import backoff
 
@@ -100,8 +102,19 @@ _paused_until: Callable[[Node], float] = lambda node: node.paused_until  # noqa:
 
 
 def base_url(text: str) -> str:
-    """A base URL without the slash at its end. Raises: ValueError when it is not http(s)."""
-    url = text.strip().rstrip("/")
-    if not url.startswith(("http://", "https://")):
-        raise ValueError(f"not a base URL: {text!r}; write it as http://127.0.0.1:7070")
+    """A base URL without the slash, and the `/v1`, at its end. Raises: ValueError (TypeError) with the fix."""
+    if not isinstance(text, str):
+        raise TypeError(f"a base URL is text such as http://127.0.0.1:7070, not {text!r}")
+    url = text.strip().rstrip("/").removesuffix("/v1").rstrip("/")
+    try:
+        parts = urlsplit(url)
+        fit = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fit = False
+    if not fit or parts.query or parts.fragment or any(char.isspace() for char in url):
+        better = f"http://{url}" if _HOST_PORT.fullmatch(url) else "http://127.0.0.1:7070"
+        raise ValueError(f"not a base URL: {text!r}; write it as {better}")
     return url
+
+
+_HOST_PORT = re.compile(r"[A-Za-z0-9.-]+(:[0-9]{1,5})?")

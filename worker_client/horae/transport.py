@@ -7,6 +7,7 @@ may be repeated (an id, a claim id, a lease token, a read). Bodies are MessagePa
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -17,6 +18,7 @@ from yarl import URL
 
 from horae import backoff, clock, errors
 from horae.nodes import Node, Nodes
+from horae.trouble import Trouble
 from horae.wire import Problem
 
 T = TypeVar("T")
@@ -42,13 +44,15 @@ class Answer(NamedTuple):
     body: bytes
     json: bool
     repeated: bool
+    url: str
 
     def decode(self, shape: type[T]) -> T:
         """The body as `shape`. Raises: `RequestError` (`bad_answer`) when it is not: it came from something else."""
         try:
             return _decode(self.body, self.json, shape)
         except msgspec.MsgspecError as error:
-            raise errors.made_here("bad_answer", self.status, "Bad answer", f"not the contract's: {error}") from error
+            detail = f"{self.url} is no horae node, or one of another version: its answer is not understood"
+            raise errors.made_here("bad_answer", self.status, "Bad answer", detail) from error
 
 
 class Refusal(Exception):
@@ -61,7 +65,7 @@ class Refusal(Exception):
 
 
 class _NoAnswer(Exception):
-    """A try that failed below HTTP. `handed_on`: the request may have reached the node."""
+    """A try that failed below HTTP. `handed_on`: the request may have reached the node. `str` of it is for people."""
 
     def __init__(self, why: str, handed_on: bool) -> None:
         super().__init__(why)
@@ -84,9 +88,12 @@ class Transport:
         token: str | None = None,
         connections: int = 100,
         tls: ssl.SSLContext | None = None,
+        trouble: Trouble | None = None,
         now: Callable[[], float] = clock.monotonic,
     ) -> None:
         self.nodes = Nodes(urls)
+        self._trouble = trouble
+        self._heard = False
         self._headers = {"Content-Type": MSGPACK, "Accept": MSGPACK}
         if token:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -114,36 +121,46 @@ class Transport:
         """The answer of the first node that serves the call. `path` is encoded, with its query.
 
         `deadline` is on the monotonic clock; `wait_seconds` is how long the server was asked to hold the answer back.
-        Raises: `Refusal` (definite), `OutcomeUnknown`, `NoLeader`, `RateLimited`, `ShuttingDown`, `Unreachable`.
+        Raises: `Refusal` (definite), `OutcomeUnknown` (not for a GET), `NoLeader`, `RateLimited`, `ShuttingDown`,
+        `Unreachable`.
         """
-        repeated = False
-        last: Exception = _NoAnswer("no time was left for a try", False)
+        past = _Past(reads=method == "GET")
         try_seconds += wait_seconds + (len(body) / BODY_BYTES_PER_SECOND if body else 0.0)
         while True:
             began = self._now()
             node, pause = self.nodes.pick(began)
-            if began + pause >= deadline:
-                raise _out_of_time(last, repeated)
+            if began + pause >= deadline or past.in_vain(node, deadline - began):
+                raise past.error(self._heard)
             if pause > 0:
                 await asyncio.sleep(pause)
                 continue
             try:
                 got = await self._try(node, method, path, body, min(try_seconds, deadline - began))
             except _NoAnswer as error:
-                self.nodes.failed(node, began=began, now=self._now())
-                repeated |= error.handed_on
-                last = error
+                now = self._now()
+                self.nodes.failed(node, began=began, now=now)
+                past.no_answer(error)
+                self._tell(str(error), began, now)
                 continue
+            self._heard = True
             self.nodes.heard(node, _leader_url(got))
             if got.status < 300:
-                return Answer(got.status, got.body, _is_json(got), repeated)
-            last = error_ = errors.error_of(_problem(got))
-            pause = self._settle(node, got, error_, repeated)
-            repeated |= _perhaps_done(error_)
+                if self._trouble is not None:
+                    self._trouble.over(self._now())
+                return Answer(got.status, got.body, _is_json(got), past.perhaps_done, node.url)
+            problem = errors.error_of(_problem(got, node.url))
+            pause = self._settle(node, got, problem, past.perhaps_done)
+            now = self._now()
+            past.refused(node, problem, now - began)
+            self._tell(f"{node.url}: {problem}", began, now)
             if pause > 0:
-                if self._now() + pause >= deadline:
-                    raise _out_of_time(last, repeated)
+                if now + pause >= deadline:
+                    raise past.error(self._heard)
                 await asyncio.sleep(pause)
+
+    def _tell(self, why: str, began: float, now: float) -> None:
+        if self._trouble is not None:
+            self._trouble.failed(why, began=began, now=now)
 
     def _settle(self, node: Node, got: _Try, error: errors.RequestError, repeated: bool) -> float:
         """After a problem: raise it if it is final, else how long to wait before the next try."""
@@ -170,11 +187,13 @@ class Transport:
             ) as response:
                 return _Try(response.status, response.headers, await response.read())
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise _NoAnswer(f"{node.url}: {error or 'no connection'}", False) from error
+            raise _NoAnswer(f"{node.url}: {_in_words(error)}", False) from error
         except TimeoutError as error:
             raise _NoAnswer(f"{node.url}: no answer in {seconds:.1f} s", True) from error
+        except aiohttp.ClientResponseError as error:
+            raise Refusal(_foreign(f"{node.url} is no horae node: it does not speak HTTP"), False) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _NoAnswer(f"{node.url}: {error or type(error).__name__}", True) from error
+            raise _NoAnswer(f"{node.url}: {_in_words(error)}", True) from error
 
     def _open(self) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
@@ -196,6 +215,48 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
+class _Past:
+    """What one call has met so far: whether it may have taken effect, and what to raise at its deadline."""
+
+    __slots__ = ("_definite", "_last", "_reads", "_slow", "perhaps_done")
+
+    def __init__(self, *, reads: bool) -> None:
+        self._reads = reads
+        self._last: Exception = _NoAnswer("no time was left for a try", False)
+        self._definite: errors.RequestError | None = None
+        self._slow: dict[Node, float] = {}
+        self.perhaps_done = False
+
+    def no_answer(self, error: _NoAnswer) -> None:
+        self.perhaps_done |= error.handed_on
+        self._last = error
+
+    def refused(self, node: Node, error: errors.RequestError, took: float) -> None:
+        self._last = error
+        if _perhaps_done(error):
+            self.perhaps_done = True
+        else:
+            self._definite = error
+            self._slow[node] = took
+
+    def in_vain(self, node: Node, seconds: float) -> bool:
+        """So many seconds would not do: the node took longer to say that it cannot. A try that is cut short would
+        turn "nothing was done" into "nobody knows".
+        """
+        return not self.perhaps_done and seconds < self._slow.get(node, 0.0)
+
+    def error(self, heard: bool) -> errors.HoraeError:
+        """`heard`: something has answered by HTTP once."""
+        if self.perhaps_done and not self._reads:
+            why = f"{self._last}" if self._definite is None else f"{self._last}; before that {self._definite}"
+            detail = f"no answer before the deadline, it may or may not take effect: repeat it with the same id ({why})"
+            return errors.made_here("outcome_unknown", 504, "Outcome unknown", detail)
+        if self._definite is not None:
+            return self._definite
+        where = "" if heard or not self.perhaps_done else " (is that a node's HTTP port?)"
+        return errors.Unreachable(f"no node answered before the deadline: {self._last}{where}")
+
+
 def _perhaps_done(error: errors.RequestError) -> bool:
     """A 5xx without a code of ours (a proxy's) tells nothing about what the node behind it did."""
     if isinstance(error, errors.NoLeader | errors.ShuttingDown | errors.RateLimited):
@@ -203,13 +264,26 @@ def _perhaps_done(error: errors.RequestError) -> bool:
     return isinstance(error, errors.OutcomeUnknown) or error.status >= 500
 
 
-def _out_of_time(last: Exception, repeated: bool) -> errors.HoraeError:
-    if repeated:
-        detail = f"no answer before the deadline; it may or may not take effect: repeat it with the same id ({last})"
-        return errors.made_here("outcome_unknown", 504, "Outcome unknown", detail)
-    if isinstance(last, errors.RequestError):
-        return last
-    return errors.Unreachable(f"no node took the call before its deadline: {last}")
+def _in_words(error: Exception) -> str:
+    """Why there was no answer, for people: the library's own texts are for its authors."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"its certificate is not trusted ({error.certificate_error})"
+    if isinstance(error, aiohttp.ClientConnectorSSLError):
+        return "no TLS there (is it http://?)"
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "no such host"
+    if isinstance(error, TimeoutError):
+        return f"no connection in {CONNECT_SECONDS:g} s"
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(cause, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(cause, OSError) and cause.errno:
+        return os.strerror(cause.errno).lower()
+    return "the connection was closed without an answer"
+
+
+def _foreign(detail: str, status: int = 0) -> errors.RequestError:
+    return errors.made_here("not_horae", status, "Foreign answer", detail)
 
 
 def _leader_url(got: _Try) -> str | None:
@@ -230,13 +304,14 @@ def _is_json(got: _Try) -> bool:
     return "json" in got.headers.get("Content-Type", "")
 
 
-def _problem(got: _Try) -> Problem:
+def _problem(got: _Try, url: str) -> Problem:
     """The answer's problem; one made from the status when a proxy, not a node of ours, wrote the answer."""
     try:
         return _decode(got.body, _is_json(got), Problem)
     except msgspec.MsgspecError:
-        detail = f"an answer that is none of the cluster's: status {got.status}"
-        return Problem(type="about:blank", title="Foreign answer", status=got.status, detail=detail, code="unknown")
+        kind = got.headers.get("Content-Type", "nothing").partition(";")[0]
+        detail = f"{url} answered {got.status} with {kind[:50]}: no horae node, or a proxy that has none behind it"
+        return _foreign(detail, got.status).problem
 
 
 _decoders: dict[tuple[Any, bool], Callable[[bytes], Any]] = {}

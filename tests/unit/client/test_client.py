@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import itertools
 import socket
 import threading
 import uuid
@@ -14,8 +16,11 @@ from aiohttp import web
 from tests.helpers.fake_server import FakeServer, problem
 
 from horae import AsyncClient, Beat, Client, Ending, Failure, Job, NewJob, errors, wire
+from horae.client import url_list
 from horae.jobs import Claim
+from horae.nodes import base_url
 from horae.transport import Transport
+from horae.trouble import Trouble
 
 
 def free_port() -> int:
@@ -106,6 +111,92 @@ async def test_an_unknown_outcome_is_told_from_a_definite_one(server: FakeServer
     async with AsyncClient(f"http://127.0.0.1:{free_port()}", deadline_seconds=0.3) as client:
         with pytest.raises(errors.Unreachable):
             await client.submit("hello")
+
+
+async def test_a_definite_reason_is_not_lost_to_a_last_try_that_was_cut_short(server: FakeServer) -> None:
+    """A node waits for a leader before it says that there is none: a try with less time left would end unknown."""
+    ticks = itertools.count()
+    transport = Transport([server.url], now=lambda: float(next(ticks)))
+    server.fault("/v1/jobs", problem("no_leader", 503, headers={"Retry-After": "0.01"}), *["hang"] * 9)
+    try:
+        with pytest.raises(errors.NoLeader):
+            await transport.call("POST", "/v1/jobs", b"\x80", deadline=4.5)
+    finally:
+        await transport.close()
+    assert server.counts["/v1/jobs"] == 1
+
+
+async def test_an_unknown_outcome_names_the_job_and_the_last_definite_reason(server: FakeServer) -> None:
+    server.fault("/v1/jobs", problem("no_leader", 503, headers={"Retry-After": "0.01"}), *["hang"] * 9)
+    async with AsyncClient(server.url, deadline_seconds=0.5) as client:
+        with pytest.raises(errors.OutcomeUnknown, match="no_leader") as caught:
+            await client.submit("hello")
+    assert caught.value.job_id == server.sent("/v1/jobs")[0]["id"]
+    assert str(caught.value.job_id) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("first", "kind"), [(problem("no_leader", 503, headers={"Retry-After": "0.01"}), errors.NoLeader), (None, None)]
+)
+async def test_a_read_never_takes_effect(
+    server: FakeServer, first: web.Response | None, kind: type[errors.HoraeError] | None
+) -> None:
+    server.fault("/v1/jobs/x", *([first] if first else []), *["hang"] * 9)
+    async with AsyncClient(server.url, deadline_seconds=0.5) as client:
+        with pytest.raises(kind or errors.Unreachable) as caught:
+            await client.job("x")
+    assert "take effect" not in str(caught.value)
+
+
+async def test_what_is_no_horae_node_is_told_as_such(server: FakeServer, client: AsyncClient) -> None:
+    server.fault("/v1/jobs", web.Response(status=404, text="<html>no</html>", content_type="text/html"))
+    with pytest.raises(errors.RequestError, match=f"{server.url} answered 404 with text/html: no horae node"):
+        await client.submit("hello")
+    server.fault("/v1/jobs", web.Response(text="<html>hello</html>"))
+    with pytest.raises(errors.RequestError, match=f"{server.url} is no horae node"):
+        await client.submit("hello")
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH_9.2\r\n")
+        await writer.drain()
+        writer.close()
+
+    other = await asyncio.start_server(speak, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}"
+    async with other, AsyncClient(url) as astray:
+        with pytest.raises(errors.RequestError, match="does not speak HTTP"):
+            await astray.submit("hello")
+
+
+async def test_a_refused_connection_is_told_in_plain_words() -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    async with AsyncClient(url, deadline_seconds=0.2) as client:
+        with pytest.raises(errors.Unreachable, match=f"{url}: connection refused$"):
+            await client.job("x")
+
+
+async def test_a_submit_tells_whether_the_job_is_new(server: FakeServer, client: AsyncClient) -> None:
+    assert (await client.submit_job(NewJob(task="t", id="mine"))).created
+    again = await client.submit_job(NewJob(task="t", id="mine"))
+    assert (again.job.id, again.created) == ("mine", False)
+    server.fault("/v1/jobs", "drop")  # the answer that was lost was that of our own success
+    assert (await client.submit_job(NewJob(task="t", id="other"))).created
+
+
+async def test_a_job_that_is_a_dictionary_is_refused_with_the_fix(server: FakeServer, client: AsyncClient) -> None:
+    with pytest.raises(TypeError, match=r"NewJob\(\*\*job\)"):
+        await client.submit_many([{"task": "t"}])  # type: ignore[list-item]
+    assert not server.requests
+
+
+async def test_what_is_wrong_is_said_once(server: FakeServer, client: AsyncClient) -> None:
+    fields = [{"pointer": "/priority", "detail": "must be at most 100"}, {"pointer": "/id", "detail": "is too long"}]
+    body = {"type": "x", "title": "x", "status": 422, "code": "invalid", "errors": fields}
+    body["detail"] = "/priority must be at most 100"
+    server.fault("/v1/jobs", web.Response(status=422, body=msgspec.json.encode(body), content_type="application/json"))
+    with pytest.raises(errors.Invalid) as caught:
+        await client.submit("t")
+    assert str(caught.value) == "invalid: /priority must be at most 100 (/id: is too long)"
 
 
 @pytest.mark.parametrize(
@@ -263,6 +354,12 @@ def test_the_blocking_client_is_the_same_one() -> None:
         loop.close()
 
 
+def test_the_blocking_client_has_every_call_and_says_what_it_does() -> None:
+    calls = {name for name, _ in inspect.getmembers(AsyncClient, inspect.isfunction) if not name.startswith("_")}
+    assert calls == {name for name, _ in inspect.getmembers(Client, inspect.isfunction) if not name.startswith("_")}
+    assert [name for name in calls if not (getattr(Client, name).__doc__ and getattr(AsyncClient, name).__doc__)] == []
+
+
 def test_the_shapes_have_the_keys_of_the_wire() -> None:
     assert set(Job.__struct_fields__) == set(wire.JobView.__struct_fields__)
     assert set(Claim.__struct_fields__) == set(wire.ClaimedJob.__struct_fields__)
@@ -282,8 +379,43 @@ def test_what_the_client_sends_is_what_the_wire_accepts() -> None:
     assert [bytes(beats[0].progress), beats[1].progress] == [b"\xc0", msgspec.UNSET]  # type: ignore[arg-type]
 
 
-def test_urls_are_checked() -> None:
+@pytest.mark.parametrize(
+    ("url", "better"),
+    [
+        ("localhost:7070", "http://localhost:7070"),
+        ("127.0.0.1:7281", "http://127.0.0.1:7281"),
+        ("http://", "http://127.0.0.1:7070"),
+        ("http://a:99999", "http://127.0.0.1:7070"),
+        ("http://a/?x=1", "http://127.0.0.1:7070"),
+    ],
+)
+def test_a_url_that_is_none_is_refused_with_the_fix(url: str, better: str) -> None:
+    with pytest.raises(ValueError, match=f"not a base URL: .*; write it as {better}$"):
+        AsyncClient([url])
+
+
+def test_urls_are_read_as_people_write_them() -> None:
+    assert url_list("http://a:1, http://b:2/\thttp://c:3/v1,") == ["http://a:1", "http://b:2/", "http://c:3/v1"]
+    assert [base_url(url) for url in ("http://a:1/", "http://a:1/v1", "http://a:1/v1/", " http://a:1/p ")] == [
+        "http://a:1",
+        "http://a:1",
+        "http://a:1",
+        "http://a:1/p",
+    ]
     with pytest.raises(ValueError, match="at least one"):
         Transport([])
-    with pytest.raises(ValueError, match="localhost:7070"):
-        Transport(["localhost:7070"])
+    with pytest.raises(TypeError, match="urls is a base URL"):
+        AsyncClient(7070)  # type: ignore[arg-type]
+
+
+def test_only_trouble_that_lasts_is_told() -> None:
+    told: list[tuple[str | None, float]] = []
+    trouble = Trouble(lambda why, seconds: told.append((why, seconds)), first_seconds=2, again_seconds=10)
+    trouble.failed("short", began=0.0, now=1.9)
+    trouble.over(2.0)
+    assert told == []
+    for now in (12.0, 13.0, 14.0, 23.0):
+        trouble.failed(f"at {now}", began=10.5, now=now)
+    trouble.over(24.0)
+    trouble.over(25.0)
+    assert told == [("at 13.0", 2.5), ("at 23.0", 12.5), (None, 13.5)]

@@ -1,0 +1,44 @@
+"""Trouble that lasts, told once it has lasted, now and then while it goes on, and once when it is over.
+
+Pure bookkeeping: no I/O, no clock (the caller passes `now`, monotonic seconds). Who tells whom is its owner's: the
+worker logs (`worker.py`), the commands print (`cli.py`). Fed by `transport.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+
+class Tell(Protocol):
+    def __call__(self, why: str | None, seconds: float) -> None:
+        """Calls have failed for so many seconds, last because of `why`; None: they are answered again."""
+
+
+class Trouble:
+    """A call that is answered ends it. Short trouble (a fail-over, one dead node of three) is never told."""
+
+    def __init__(self, tell: Tell, *, first_seconds: float, again_seconds: float) -> None:
+        self._tell: Callable[[str | None, float], None] = tell
+        self._first_seconds = first_seconds
+        self._again_seconds = again_seconds
+        self._since: float | None = None
+        self._tell_at = 0.0
+        self._told = False
+
+    def failed(self, why: str, *, began: float, now: float) -> None:
+        """A try that began at `began` has failed just now."""
+        if self._since is None:
+            self._since = began
+            self._tell_at = began + self._first_seconds
+        if now >= self._tell_at:
+            self._tell_at = now + self._again_seconds
+            self._told = True
+            self._tell(why, now - self._since)
+
+    def over(self, now: float) -> None:
+        """A call was answered."""
+        since, self._since = self._since, None
+        if since is not None and self._told:
+            self._told = False
+            self._tell(None, now - since)
