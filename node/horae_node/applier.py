@@ -15,12 +15,12 @@ from horae_node import codec, logs
 from horae_node.clock import Clock
 from horae_node.core import machine, views
 from horae_node.core.commands import ENTRY_VERSION, Header
-from horae_node.core.model import Meta
+from horae_node.core.model import MACHINE_VERSION, Meta
 from horae_node.core.results import EntryOutcome
 from horae_node.errors import Fatal
 from horae_node.raft.port import SnapshotInfo
 from horae_storage import snapshot
-from horae_storage.errors import StorageFull
+from horae_storage.errors import Corrupt, StorageFull
 from horae_storage.kv import TXN_BYTES_MAX, Frozen, Store, View
 
 log = logs.get_log("state")
@@ -142,10 +142,11 @@ class Applier:
             frozen.release()
         return SnapshotInfo(path, index, meta.last_term, meta.previous_term, size_bytes)
 
+    async def check_snapshot(self, snapshot_info: SnapshotInfo) -> None:
+        await asyncio.to_thread(_make_ready, snapshot_info)
+
     def install_snapshot(self, snapshot_info: SnapshotInfo) -> None:
-        bare = snapshot_info.path.with_suffix(".state")
-        snapshot.unpack(snapshot_info.path, bare)
-        self._store.install(bare)
+        self._store.install(snapshot_info.path)
         self._applied_index = self.meta().applied_index
         if self._applied_index != snapshot_info.last_index:
             raise Fatal(f"the snapshot says index {snapshot_info.last_index}, its state {self._applied_index}")
@@ -164,3 +165,16 @@ class Applier:
 def _write_snapshot(frozen: Frozen, path: Path, meta: snapshot.SnapshotMeta) -> int:
     snapshot.write(frozen, path, meta)
     return path.stat().st_size
+
+
+def _make_ready(info: SnapshotInfo) -> None:
+    """Check the file, and leave of it the bare state. Raises: `Corrupt`, `Fatal`, `StorageFailed`."""
+    meta = snapshot.verify(info.path)
+    if (meta.last_index, meta.last_term) != (info.last_index, info.last_term):
+        raise Corrupt(f"{info.path} is a snapshot at index {meta.last_index}, announced was {info.last_index}")
+    if meta.machine_version != MACHINE_VERSION:
+        raise Fatal(
+            f"the snapshot is of machine version {meta.machine_version}, this build knows {MACHINE_VERSION}: "
+            "upgrade this node"
+        )
+    snapshot.trim(info.path)

@@ -180,6 +180,7 @@ class LmdbStore:
         self._reserve_bytes = reserve_bytes
         self._pins: dict[Environment, int] = {}
         self._pins_lock = threading.Lock()
+        self._disposing: threading.Thread | None = None
         self._closed = False
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -257,6 +258,8 @@ class LmdbStore:
         self._closed = True
         self._lmdb_txn.abort()
         self._retire(self._env, unlink=False)
+        if self._disposing is not None:
+            self._disposing.join()
 
     def _open(self, generation: int, *, create: bool) -> Environment:
         return Environment(
@@ -271,14 +274,20 @@ class LmdbStore:
         self._txn = LmdbTxn(self._lmdb_txn, self._env.path)
 
     def _retire(self, env: Environment, *, unlink: bool = True) -> None:
-        """Close an environment, now or when the last copy of it has ended."""
-        if unlink:
-            _unlink_generation(env.path)
+        """Close an environment, now or when the last copy of it has ended.
+
+        One that is replaced goes in a thread: to unmap and delete a large file takes longer than the loop may stand.
+        """
         with self._pins_lock:
-            if self._pins.get(env, 0):
-                self._pins[env] = -self._pins[env]
-                return
-        env.close()
+            pinned = self._pins.get(env, 0)
+            if pinned:
+                self._pins[env] = -pinned
+        if not unlink:
+            if not pinned:
+                env.close()
+            return
+        self._disposing = threading.Thread(target=_dispose, args=(env, not pinned), name="state-disposal")
+        self._disposing.start()
 
     def _unpin(self, env: Environment) -> None:
         """One copy has ended. A retired environment's count is negative: the last copy closes it."""
@@ -310,6 +319,12 @@ def _sweep_old_generations(directory: Path) -> int:
     for number in numbers[:-1]:
         _unlink_generation(_file_of(directory, number))
     return numbers[-1] if numbers else 1
+
+
+def _dispose(env: Environment, close: bool) -> None:
+    _unlink_generation(env.path)
+    if close:
+        env.close()
 
 
 def _unlink_generation(path: Path) -> None:

@@ -105,6 +105,20 @@ def unpack(path: Path, to: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def trim(path: Path) -> None:
+    """Leave of a file that was verified the bare state copy, for `Store.install`, synced. It is no snapshot any more.
+
+    Raises: `Corrupt` for a file without an end; `StorageFailed`.
+    """
+    try:
+        with path.open("r+b") as file:
+            footer, _ = _read_end(file, path)
+            file.truncate(footer.state_bytes)
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise as_file_error(error, path) from error
+
+
 def _read_end(file: BinaryIO, path: Path) -> tuple[_Footer, bytes]:
     """Footer and packed meta; the file stands at its beginning afterwards. Raises: `Corrupt`."""
     size = os.fstat(file.fileno()).st_size

@@ -175,6 +175,7 @@ class Guard:
         self.commit_known = commit_known
         """Highest index known to be committed and the same here: it moves the commit index once it is on our disk."""
         self.installing: SnapshotInfo | None = None
+        self._intake_rests = False
         self.rounds: list[Round] = []
         self._leader_heard_at = -1e9
         self._pre_vote_id = 0
@@ -414,7 +415,7 @@ class Guard:
             self._keep_alive(link, seq, early=True)  # 1: a slow disk is no reason to be taken for dead
 
     def _refuse(self, link: Link, seq: int, next_index: int) -> None:
-        if self.installing is not None:
+        if self.installing is not None or self._intake_rests:
             self._keep_alive(link, seq)  # the snapshot will close the gap
         else:
             self._answer(link, seq, next_index, reset=True)
@@ -468,7 +469,7 @@ class Guard:
     def _take_piece(self, link: Link, message: Message) -> None:
         self._hear(link, message)
         piece, seq = message.get("serialized"), message["seq"]
-        if piece is None or self.installing is not None:
+        if piece is None or self.installing is not None or self._intake_rests:
             self._keep_alive(link, seq)  # 8: every one is answered, or the leader thinks us dead
             return
         if not (isinstance(piece, dict) and _is_sound(piece, PIECE_FIELDS)):
@@ -486,7 +487,18 @@ class Guard:
             log.warning("snapshot_broken", peer=link.peer.id, index=piece["index"])
             self._answer(link, seq, self._journal.last_index + 1, reset=True)
         else:
-            self._keep_alive(link, seq)
+            self._keep_alive(link, seq, early=self._intake.behind)  # 16: what is not written yet counts as in flight
+
+    def on_pieces_written(self) -> None:
+        """The disk has taken pieces: their sender may go on."""
+        leader = self._connected_leader()
+        if leader is not None and not self._intake.behind:
+            self._keep_alive(leader, leader.got_seq)
+
+    def rest_intake(self) -> None:
+        """Pieces cannot be written now: drop what there is and all that comes, until `abandon_install`."""
+        self._intake_rests = True
+        self._intake.drop()
 
     def finish_install(self, restore: Callable[[SnapshotInfo], None]) -> bool:
         """The received snapshot is durable: `restore` the state from it, and let the log begin there.
@@ -507,15 +519,33 @@ class Guard:
         core.commit = max(core.commit, index)
         self.commit_known = max(self.commit_known, index)
         core.forget_waiting(index)
-        leader = self.links.get(core.leader_id or "")
-        if leader is not None and leader.connected:
+        leader = self._connected_leader()
+        if leader is not None:
             self._accept(leader, leader.got_seq, index)  # 8: the applied prefix only, not our log's end
         return True
 
-    def abandon_install(self) -> None:
-        """The received snapshot could not be made durable: the leader is asked again when it next finds the gap."""
+    def abandon_install(self, *, damaged: bool = False) -> None:
+        """What was received is of no use: the leader is asked again; for another one, when the whole was `damaged`."""
         self.installing = None
+        self._intake_rests = False
         self._intake.drop()
+        leader = self._connected_leader()
+        if leader is not None:
+            answer = self._answer_message(leader.got_seq, self._journal.last_index + 1, reset=True)
+            answer["damaged"] = damaged
+            self._send(leader, answer)
+
+    def _connected_leader(self) -> Link | None:
+        core = self._core
+        leader = self.links.get(core.leader_id or "") if core.state != LEADER else None
+        return leader if leader is not None and leader.connected else None
+
+    @property
+    def holding_index(self) -> int | None:
+        """Index that the log may not be cut above while somebody receives or installs; None when nobody does."""
+        held = [link.awaits_install for link in self.links.values() if link.awaits_install]
+        sending = self._shelf.holding_index
+        return min(held + ([] if sending is None else [sending]), default=None)
 
     # ================================================================== as the leader
 
@@ -574,6 +604,8 @@ class Guard:
                 link.stale_seq = link.seq
                 link.awaits_install = 0
                 self._shelf.cancel(link.peer.id)
+                if message.get("damaged"):
+                    self._shelf.renew()
                 next_index = max(1, min(next_index, self._journal.last_index + 1))
         if success:
             index = next_index - 1
@@ -622,12 +654,9 @@ class Guard:
     def _may_send(self, link: Link) -> bool:
         if link.flight_bytes > WINDOW_BYTES // 2 or link.awaits_install:
             return False
-        if self._core.state != LEADER or self._shelf.usable:
+        if self._core.state != LEADER or self._core.next_index.get(link.peer, 0) > self._journal.first_index:
             return True
-        needs_snapshot = self._core.next_index.get(link.peer, 0) <= self._journal.first_index
-        if needs_snapshot:
-            self._shelf.want()  # again: the log may have been cut above the one that was made for it
-        return not needs_snapshot
+        return self._shelf.may_send(link.peer.id)
 
     def _mute(self, link: Link) -> None:
         link.muted = True

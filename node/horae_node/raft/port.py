@@ -82,8 +82,19 @@ class StateMachine(Protocol):
         """Commit, and write the state to the new file `path` off the loop. `term_of(i)`: the term of log entry i."""
         ...
 
+    async def check_snapshot(self, snapshot: SnapshotInfo) -> None:
+        """Check a received file as a whole, off the loop, and make it ready for `install_snapshot`.
+
+        Raises: `Corrupt` (it is to be thrown away, and asked for again), `StorageFull`; `Fatal` for a state that this
+        build does not know.
+        """
+        ...
+
     def install_snapshot(self, snapshot: SnapshotInfo) -> None:
-        """Replace the whole state by a checked snapshot, atomically; then `applied_index == snapshot.last_index`."""
+        """Replace the whole state by a checked snapshot, atomically; then `applied_index == snapshot.last_index`.
+
+        Takes the file. On the loop: it is over at once.
+        """
         ...
 
 

@@ -12,6 +12,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -40,9 +41,9 @@ from horae_node.raft.pysyncobj_core import (
     require_pinned,
 )
 from horae_node.raft.pysyncobj_journal import ENTRY_REGULAR, Journal
-from horae_node.raft.snapshots import InstallNote, Intake, Shelf
+from horae_node.raft.snapshots import InstallNote, Intake, Reception, Shelf, Transfer
 from horae_node.raft.transport import TransportPort
-from horae_storage.errors import StorageFull
+from horae_storage.errors import Corrupt, StorageFull
 from horae_storage.log_port import RaftLog
 
 TICK_S: Final = 0.025
@@ -167,6 +168,10 @@ class PySyncObjRaft:
         )
         self._shelf.oldest_index = lambda: self._journal.first_index
         self._shelf.want = self._begin_snapshot
+        self._shelf.feed = self._feed_transfer
+        self._shelf.remove = self._remove_snapshot
+        self._intake.store = self._store_pieces
+        self._intake.discard = self._discard_reception
         self._running = True
         await self._transport.start(self)
         self._on_timer()
@@ -188,6 +193,7 @@ class PySyncObjRaft:
         await self._transport.stop()
         self._intake.drop()
         self._shelf.clear()
+        await asyncio.gather(*self._tasks, return_exceptions=True)  # what these two have begun
         self._journal.seal()
         self._log.close()
 
@@ -448,13 +454,14 @@ class PySyncObjRaft:
         if now < self._compact_at:
             return
         self._compact_at = now + COMPACT_EVERY_S
+        self._shelf.sweep()
         limits, journal = self._limits, self._journal
         # A quarter of slack, so that not each second cuts.
         if journal.data_bytes * 4 <= limits.tail_bytes * 5 and len(journal) * 4 <= limits.tail_entries * 5:
             return
         wanted = journal.cut_for(tail_bytes=limits.tail_bytes, tail_entries=limits.tail_entries)
         allowed = min(wanted, self._machine.durable_index, self._core.applied, journal.durable_index)
-        held_at = self._shelf.holding_index
+        held_at = self._guard.holding_index
         if held_at is not None and journal.data_bytes < 4 * limits.tail_bytes:
             allowed = min(allowed, held_at)  # a receiver of that snapshot goes on from there
         if allowed > journal.first_index:
@@ -493,19 +500,76 @@ class PySyncObjRaft:
         return term
 
     def _begin_install(self, snapshot: SnapshotInfo) -> None:
-        self._spawn(self._finish_install(snapshot))
+        reception = self._intake.reception
+        assert reception is not None
+        self._intake.done()
+        self._spawn(self._finish_install(snapshot, reception))
 
-    async def _finish_install(self, snapshot: SnapshotInfo) -> None:
+    async def _finish_install(self, snapshot: SnapshotInfo, reception: Reception) -> None:
+        """All that takes long is done in threads, before the state is swapped in one step of the loop."""
         try:
-            await asyncio.to_thread(self._intake.sync)
+            await asyncio.to_thread(reception.finish)
+            await self._machine.check_snapshot(snapshot)
             await asyncio.to_thread(self._note.write, snapshot.last_index, snapshot.last_term)
+        except Corrupt as error:
+            _events.warning("snapshot_damaged", reason=str(error))
+            self._guarded(self._abandon_install, True)
+        except (OSError, StorageFull) as error:
+            await self._rest_from_snapshots(error)
+        else:
+            if self._running:
+                self._guarded(self._install)
+        await asyncio.to_thread(reception.discard)
+
+    def _abandon_install(self, damaged: bool) -> None:
+        self._guard.abandon_install(damaged=damaged)
+        self._wake()
+
+    async def _rest_from_snapshots(self, error: BaseException) -> None:
+        """The disk does not take it: ask again later."""
+        _events.warning("snapshot_not_kept", reason=str(error))
+        self._guarded(self._guard.rest_intake)
+        await asyncio.sleep(SNAPSHOT_RETRY_S)
+        self._guarded(self._abandon_install, False)
+
+    def _store_pieces(self, reception: Reception) -> None:
+        if not reception.writing:
+            reception.writing = True
+            self._spawn(self._write_pieces(reception))
+
+    async def _write_pieces(self, reception: Reception) -> None:
+        try:
+            await asyncio.to_thread(reception.write)
         except OSError as error:
-            _events.warning("snapshot_not_kept", reason=str(error))
-            self._guard.abandon_install()
+            if reception is self._intake.reception:
+                await self._rest_from_snapshots(error)
             return
-        if self._running:
-            self._guarded(self._install)
-        snapshot.path.unlink(missing_ok=True)
+        finally:
+            reception.writing = False
+        if self._running and reception is self._intake.reception:
+            if reception.unwritten_bytes:
+                self._store_pieces(reception)
+            self._guarded(self._guard.on_pieces_written)
+            self._wake()
+
+    def _feed_transfer(self, transfer: Transfer) -> None:
+        if not transfer.feeding:
+            transfer.feeding = True
+            self._spawn(self._read_pieces(transfer))
+
+    async def _read_pieces(self, transfer: Transfer) -> None:
+        try:
+            await asyncio.to_thread(transfer.fill)
+        finally:
+            transfer.feeding = False
+        self._timers_due = True
+        self._wake()
+
+    def _remove_snapshot(self, path: Path) -> None:
+        self._spawn(_in_thread(partial(path.unlink, missing_ok=True)))
+
+    def _discard_reception(self, reception: Reception) -> None:
+        self._spawn(_in_thread(reception.discard))
 
     def _install(self) -> None:
         if self._guard.finish_install(self._machine.install_snapshot):
@@ -529,3 +593,7 @@ class PySyncObjRaft:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fail(error)
+
+
+async def _in_thread(work: Callable[[], object]) -> None:
+    await asyncio.to_thread(work)

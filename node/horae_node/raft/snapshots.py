@@ -2,13 +2,16 @@
 
 A piece is a dict: `index`, `term` (of the snapshot's last entry), `size` (of the whole), `offset`, `data`, `crc` (of
 everything up to and with this piece), `last`. One transfer a follower, from its beginning after any break: nothing of
-an older transfer or connection is ever joined to a newer one (RAFT.md 8). Not here: when a follower needs one, flow
-control (`guard.py`), taking and installing (the state machine, driven by `pysyncobj_adapter.py`).
+an older transfer or connection is ever joined to a newer one (RAFT.md 8). What touches the disk is a method of its own
+(`Transfer.fill`, `Reception.write`), so that the owner can have it done in a thread. Not here: when a follower needs
+one, flow control (`guard.py`), taking and installing (the state machine, driven by `pysyncobj_adapter.py`).
 """
 
 from __future__ import annotations
 
 import os
+import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -17,9 +20,16 @@ from zlib import crc32
 import msgpack
 
 from horae_node.raft.port import SnapshotInfo
+from horae_storage.files import write_atomically
 
 PIECE_BYTES: Final = 256 * 1024
-"""Read, checked and sent in well under a millisecond: other traffic slips in between."""
+"""Sent in well under a millisecond: other traffic slips in between."""
+
+AHEAD_PIECES: Final = 8
+"""Read ahead of what is sent: one visit to a thread for so many pieces."""
+
+UNWRITTEN_BYTES_MAX: Final = 4 << 20
+"""Received and not yet written; past it the sender is not told that more has arrived, and so it pauses."""
 
 Piece = dict[str, Any]
 
@@ -32,8 +42,12 @@ class Shelf:
         """The snapshot must reach the log's first entry, or its receiver could not go on from there."""
         self.want: Callable[[], None] = lambda: None
         """Called when a follower needs a snapshot and none is usable; more than once while it waits."""
+        self.feed: Callable[[Transfer], None] = lambda transfer: transfer.fill()
+        """Called when a transfer has no piece ready: see to `fill`, here or in a thread; often while that runs."""
+        self.remove: Callable[[Path], None] = lambda path: path.unlink(missing_ok=True)
+        """Called with a file that is of no use any more: see to its end, here or in a thread."""
         self._info: SnapshotInfo | None = None
-        self._transfers: dict[str, _Transfer] = {}
+        self._transfers: dict[str, Transfer] = {}
 
     @property
     def usable(self) -> bool:
@@ -47,18 +61,43 @@ class Shelf:
     def put(self, info: SnapshotInfo) -> None:
         """A snapshot is ready. It replaces the one before; transfers of that go on from their open file."""
         if self._info is not None and self._info.path != info.path:
-            self._info.path.unlink(missing_ok=True)
+            self.remove(self._info.path)
         self._info = info
 
+    def renew(self) -> None:
+        """The file was found damaged at the other end: the next that is asked for is a new one."""
+        if self._info is not None:
+            self.remove(self._info.path)
+            self._info = None
+
+    def sweep(self) -> None:
+        """Give up the file once it is of no use to anybody."""
+        if self._info is not None and not self._transfers and not self.usable:
+            self.renew()
+
+    def may_send(self, node_id: str) -> bool:
+        """Whether `next_piece` would give one; sees to it that it soon would."""
+        transfer = self._transfers.get(node_id)
+        if transfer is None:
+            if not self.usable:
+                self.want()
+            return self.usable
+        if not transfer.ready:
+            self.feed(transfer)
+        return bool(transfer.ready)
+
     def next_piece(self, node_id: str) -> Piece | None:
+        """The next piece for that follower, None when none is ready now."""
         transfer = self._transfers.get(node_id)
         if transfer is None:
             if not self.usable:
                 self.want()
                 return None
             assert self._info is not None
-            transfer = self._transfers[node_id] = _Transfer(self._info)
-        return transfer.next_piece()
+            transfer = self._transfers[node_id] = Transfer(self._info)
+        if not transfer.ready:
+            self.feed(transfer)
+        return transfer.ready.popleft() if transfer.ready else None
 
     def cancel(self, node_id: str) -> None:
         """Forget that follower's transfer (finished, refused, or its connection came or went)."""
@@ -70,20 +109,35 @@ class Shelf:
         """Drop all transfers and the file."""
         for node_id in list(self._transfers):
             self.cancel(node_id)
-        if self._info is not None:
-            self._info.path.unlink(missing_ok=True)
-            self._info = None
+        self.renew()
 
 
-class _Transfer:
+class Transfer:
+    """One snapshot on its way to one follower."""
+
     def __init__(self, info: SnapshotInfo) -> None:
         self.info = info
-        self._file = open(info.path, "rb")  # noqa: SIM115 (closed by `close`)
+        self.ready: deque[Piece] = deque()
+        """Pieces that were read and not sent yet."""
+        self.feeding = False
+        """For the owner: a thread is at `fill`."""
+        self._file: BinaryIO | None = open(info.path, "rb")  # noqa: SIM115 (closed by `close`)
+        self._lock = threading.Lock()
         self._offset = 0
         self._crc = 0
 
-    def next_piece(self) -> Piece:
-        data = self._file.read(PIECE_BYTES)
+    def fill(self) -> None:
+        """Read some pieces. Blocks: best called in a thread, one at a time. Raises: OSError."""
+        for _ in range(AHEAD_PIECES):
+            with self._lock:
+                if self._file is None or self._offset >= self.info.size_bytes:
+                    return
+                data = self._file.read(PIECE_BYTES)
+            if not data:
+                raise OSError(5, "a snapshot ended early", str(self.info.path))
+            self.ready.append(self._piece_of(data))
+
+    def _piece_of(self, data: bytes) -> Piece:
         offset, self._offset = self._offset, self._offset + len(data)
         self._crc = crc32(data, self._crc)
         return {
@@ -98,18 +152,32 @@ class _Transfer:
         }
 
     def close(self) -> None:
-        self._file.close()
+        with self._lock:
+            file, self._file = self._file, None
+        if file is not None:
+            file.close()
 
 
 class Intake:
     """A follower's side: one file being received, from one sender."""
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / "incoming.snapshot"
-        self._file: BinaryIO | None = None
+        self.store: Callable[[Reception], None] = lambda reception: reception.write()
+        """Called when something was taken: see to `write`, here or in a thread; often while that runs."""
+        self.discard: Callable[[Reception], None] = lambda reception: reception.discard()
+        """Called with what is of no use any more: see to `discard`, here or in a thread."""
+        self._directory = directory
+        self._count = 0
         self._sender: tuple[str, int] | None = None
         self._offset = 0
         self._crc = 0
+        self.reception: Reception | None = None
+        """The file under way, or the whole one, until `drop` or `done`."""
+
+    @property
+    def behind(self) -> bool:
+        """The disk has not kept up: the sender should wait."""
+        return self.reception is not None and self.reception.unwritten_bytes > UNWRITTEN_BYTES_MAX
 
     def take(self, sender: tuple[str, int], piece: Piece) -> SnapshotInfo | bool:
         """Add a piece of `sender` (its node id and term). The snapshot when it is whole, True to go on, False when
@@ -117,39 +185,92 @@ class Intake:
         """
         if piece["offset"] == 0:
             self._begin(sender)
-        if self._file is None or self._sender != sender or piece["offset"] != self._offset:
+        reception, data = self.reception, piece["data"]
+        if reception is None or self._sender != sender or piece["offset"] != self._offset:
             self.drop()
             return False
-        self._crc = crc32(piece["data"], self._crc)
-        self._offset += len(piece["data"])
+        self._crc = crc32(data, self._crc)
+        self._offset += len(data)
         if self._crc != piece["crc"] or (piece["last"] and self._offset != piece["size"]):
             self.drop()
             return False
-        self._file.write(piece["data"])
+        reception.add(data)
+        self.store(reception)
         if not piece["last"]:
             return True
-        self._file.flush()
-        return SnapshotInfo(self._path, piece["index"], piece["term"], piece["previous_term"], piece["size"])
-
-    def sync(self) -> None:
-        """Make the whole file durable. Blocks: call it in a thread."""
-        file, self._file = self._file, None
-        if file is not None:
-            with file:
-                os.fsync(file.fileno())
+        self._sender = None
+        return SnapshotInfo(reception.path, piece["index"], piece["term"], piece["previous_term"], piece["size"])
 
     def drop(self) -> None:
         """Throw away what was received."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
         self._sender = None
+        reception, self.reception = self.reception, None
+        if reception is not None:
+            self.discard(reception)
+
+    def done(self) -> None:
+        """The whole file is the owner's from now on."""
+        self.reception = None
 
     def _begin(self, sender: tuple[str, int]) -> None:
         self.drop()
-        self._path.unlink(missing_ok=True)
-        self._file = open(self._path, "wb")  # noqa: SIM115 (closed by `sync` or `drop`)
+        self._count += 1
+        self.reception = Reception(self._directory / f"incoming-{self._count}.snapshot")
         self._sender, self._offset, self._crc = sender, 0, 0
+
+
+class Reception:
+    """One file being received: added to on the loop, written in a thread. Each has a name of its own, so that a late
+    write of an older one harms nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.writing = False
+        """For the owner: a thread is at `write`."""
+        self._unwritten: deque[bytes] = deque()
+        self._added_bytes = 0
+        self._written_bytes = 0
+        self._file: BinaryIO | None = None
+        self._dropped = False
+        self._lock = threading.Lock()
+
+    @property
+    def unwritten_bytes(self) -> int:
+        return self._added_bytes - self._written_bytes
+
+    def add(self, data: bytes) -> None:
+        self._unwritten.append(data)
+        self._added_bytes += len(data)
+
+    def write(self) -> None:
+        """Write what was added. Blocks: best called in a thread. Raises: OSError."""
+        with self._lock:
+            while self._unwritten and not self._dropped:
+                if self._file is None:
+                    self._file = open(self.path, "wb", buffering=0)  # noqa: SIM115 (closed by `finish` or `discard`)
+                data = self._unwritten.popleft()
+                view = memoryview(data)
+                while view:
+                    view = view[self._file.write(view) or 0 :]
+                self._written_bytes += len(data)
+
+    def finish(self) -> None:
+        """Write the rest and make the whole file durable. Blocks: call it in a thread. Raises: OSError."""
+        self.write()
+        with self._lock:
+            file, self._file = self._file, None
+            if file is not None:
+                with file:
+                    os.fsync(file.fileno())
+
+    def discard(self) -> None:
+        """Delete what was written; nothing more is. Blocks: best called in a thread."""
+        with self._lock:
+            self._dropped = True
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+            self.path.unlink(missing_ok=True)
 
 
 class InstallNote:
@@ -164,13 +285,7 @@ class InstallNote:
 
     def write(self, index: int, term: int) -> None:
         """Synced, file and directory. Blocks: call it in a thread."""
-        fresh = self._path.with_suffix(".new")
-        with open(fresh, "wb") as file:
-            file.write(msgpack.packb((index, term)))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, self._path)
-        sync_directory(self._path.parent)
+        write_atomically(self._path, msgpack.packb((index, term)))
 
     def read(self) -> tuple[int, int] | None:
         """Index and term of the snapshot's last entry, None when no install was under way."""
@@ -182,12 +297,3 @@ class InstallNote:
 
     def remove(self) -> None:
         self._path.unlink(missing_ok=True)
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -35,6 +35,9 @@ class Echo:
     async def take_snapshot(self, path: Path, term_of: Callable[[int], int]) -> SnapshotInfo:
         raise AssertionError("not asked for")
 
+    async def check_snapshot(self, snapshot: SnapshotInfo) -> None:
+        raise AssertionError("not asked for")
+
     def install_snapshot(self, snapshot: SnapshotInfo) -> None:
         raise AssertionError("not asked for")
 

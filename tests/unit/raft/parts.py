@@ -55,6 +55,9 @@ class ListMachine:
         path.write_bytes(msgpack.packb((index, self.applied)))  # noqa: ASYNC240 (a few bytes)
         return SnapshotInfo(path, index, term_of(index), term_of(index - 1), path.stat().st_size)  # noqa: ASYNC240
 
+    async def check_snapshot(self, snapshot: SnapshotInfo) -> None:
+        msgpack.unpackb(snapshot.path.read_bytes(), use_list=False)
+
     def install_snapshot(self, snapshot: SnapshotInfo) -> None:
         index, applied = msgpack.unpackb(snapshot.path.read_bytes(), use_list=False)
         assert index == snapshot.last_index

@@ -14,6 +14,7 @@ from horae_node.errors import Fatal
 from horae_node.raft.guard import WINDOW_BYTES
 from horae_node.raft.port import ENTRY_BYTES_MAX
 from horae_node.raft.pysyncobj_core import BATCH_BYTES, CANDIDATE, SUCCESS
+from horae_node.raft.snapshots import UNWRITTEN_BYTES_MAX
 
 
 @pytest.fixture
@@ -283,6 +284,75 @@ def test_8_a_new_connection_begins_a_transfer_anew(led: Script) -> None:
     led.connect("a", "b")
     led.inject("a", "b", beat(piece(offset=8, size=16, crc=crc32(b"snapshotsnapshot"))))
     assert led["b"].installs == []
+
+
+def far_back(led: Script) -> Script:
+    """c is behind the log of a, which has a snapshot for it."""
+    led.isolate("c")
+    for number in range(30):
+        led["a"].propose(b"%d" % number)
+    led.run("ab", 200)
+    led["a"].machine.commit()
+    led["a"].journal.cut_below(20)
+    led["a"].give_snapshot()
+    led.rejoin("c")
+    led["a"].core.next_index[led["a"].core.peers["c"]] = 3
+    led["a"].send()
+    led.deliver("a", "c")
+    assert len(led["c"].installs) == 1
+    return led
+
+
+def test_8_a_snapshot_that_could_not_be_kept_is_asked_for_again(led: Script) -> None:
+    far_back(led)
+    assert led["a"].guard.holding_index == led["c"].installs[0].last_index, "the log is kept for who installs"
+    led["c"].guard.abandon_install()
+    led.run("abc", 300)
+    assert len(led["c"].installs) == 2
+    assert led["a"].wanted == 0, "the same one is sent again"
+    assert led["c"].install()
+    led.run("abc", 300)
+    assert led["c"].machine.entries == led["a"].machine.entries
+    assert led["a"].guard.holding_index is None
+
+
+def test_8_a_snapshot_that_came_damaged_is_made_anew(led: Script) -> None:
+    far_back(led)
+    led["c"].guard.abandon_install(damaged=True)
+    led.run("abc", 300)
+    assert led["a"].wanted > 0
+    assert len(led["c"].installs) == 1
+    led["a"].give_snapshot()
+    led.run("abc", 300)
+    assert led["c"].install()
+    led.run("abc", 300)
+    assert led["c"].machine.entries == led["a"].machine.entries
+
+
+def test_8_a_full_disk_drops_pieces_until_it_is_over(led: Script) -> None:
+    led["b"].guard.rest_intake()
+    led.inject("a", "b", beat(piece(crc=crc32(b"snapshot"))))
+    assert led["b"].installs == []
+    assert [m["reset"] for m in led.under_way("b", "a")] == [False], "answered, or it would be taken for dead"
+    led["b"].guard.abandon_install()
+    assert [m["reset"] for m in led.under_way("b", "a")] == [False, True]
+    led.inject("a", "b", beat(piece(crc=crc32(b"snapshot"))))
+    assert len(led["b"].installs) == 1
+
+
+def test_16_pieces_that_are_not_written_yet_count_as_in_flight(led: Script) -> None:
+    intake = led["b"].guard._intake
+    intake.store = lambda reception: None
+    data = bytes(UNWRITTEN_BYTES_MAX + 1)
+    led.inject("a", "b", beat(piece(data=data, size=len(data) + 8, crc=crc32(data), last=False)))
+    assert [m["early"] for m in led.under_way("b", "a")] == [True]
+    led["b"].guard.on_pieces_written()
+    assert len(led.under_way("b", "a")) == 1, "still behind"
+    reception = intake.reception
+    assert reception is not None
+    reception.write()
+    led["b"].guard.on_pieces_written()
+    assert [m["early"] for m in led.under_way("b", "a")] == [True, False]
 
 
 def test_10_without_a_snapshot_the_leader_sends_one_beat_and_goes_on(led: Script) -> None:
