@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 HONEST_MS: Final = 20
 """How far the wall clock of a machine that does not lie may be off."""
 
+AHEAD_MS: Final = HONEST_MS + 10
+"""How far cluster time may be ahead: an honest clock's error, what a reading drifts while it is kept, and rounding."""
+
 DELAY_SLACK_MS: Final = 2500
 """A delay counts from cluster time, which may lag by as much as the answers that carried it were under way."""
 
@@ -103,7 +106,7 @@ class Judge:
 
     def _check_due(self, job: Job) -> None:
         now_ms = self.world.true_wall_ms()
-        if job.due_ms is not None and now_ms < job.due_ms - HONEST_MS:
+        if job.due_ms is not None and now_ms < job.due_ms - AHEAD_MS:
             self.report(f"{job.job_id} was granted {job.due_ms - now_ms} ms before its time [S11]")
         if job.delay_ms:
             began_ms = self.world.true_wall_ms() - (self.world.now_us - _first_begin(job)) // MILLISECOND

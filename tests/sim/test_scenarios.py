@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.sim.cluster import Cluster
+from tests.sim.judge import AHEAD_MS
 from tests.sim.machine import Machine
 from tests.sim.world import SECOND
 
@@ -106,3 +107,22 @@ def test_a_one_way_cut_for_good_does_not_stop_the_others(stage: Stage, whom: str
         stage.run(6 * SECOND)
         assert stage.leader is not victim
         assert stage.cluster.judge.max_applied > applied
+
+
+@pytest.mark.parametrize("wrong_ms", [-3_600_000, 3_600_000], ids=["behind", "ahead"])
+def test_wrong_clocks_beside_an_absent_node_neither_stop_time_nor_hurry_it(stage: Stage, wrong_ms: int) -> None:
+    """Found by seed: the earlier of two clocks was the liar's, cluster time stood still, and delays ended early."""
+    liars = stage.cluster.liars
+    for liar in liars:
+        liar.clock.wall_offset_ms = wrong_ms
+    honest = [machine for machine in stage.followers if machine not in liars]
+    for away in honest[: len(liars)]:
+        stage.isolate(away)
+    for _ in range(12):
+        stage.run(3 * SECOND)
+        life = stage.leader.life
+        assert life is not None
+        ahead_ms = life.node.session.now_ms() - stage.cluster.world.true_wall_ms()
+        assert -200 <= ahead_ms <= AHEAD_MS
+    stage.network.mend_all()
+    stage.run(30 * SECOND)

@@ -20,7 +20,11 @@ HOURS = float(os.environ.get("HORAE_SIM_HOURS", "1.5"))
 JOBS = 2
 REPOSITORY = Path(__file__).parents[2]
 
-FOUND: dict[int, str] = {}
+FOUND: dict[int, str] = {
+    709: "cluster time stood still while an honest node was away and another's clock lagged: jobs stayed pending",
+    749: "of three clocks heard of five the middle one was a liar's: a job started early",
+    821: "cluster time stood still, then jumped: a delay ended early",
+}
 """Seeds that found something, and what it was: they must pass now."""
 
 
