@@ -26,9 +26,7 @@ from horae_http.routing import Call, Route, Router, read_query
 from horae_node import logs
 from horae_node.errors import Fatal, NotApplied, OutcomeUnknown
 from horae_node.service import Refused, Service
-
-BODY_WAIT_S: Final = 30.0
-"""How long a caller may take for its body once its head has come: a silent sender must not hold a connection."""
+from horae_storage.errors import StorageFailed
 
 log = logs.get_log("http")
 _encode = msgspec.json.Encoder().encode
@@ -43,8 +41,8 @@ def build_app(
 ) -> App:
     """The application; call it on the loop that will serve it.
 
-    `tokens`: None lets everybody do everything. `on_fatal` is told of a `Fatal` that a request ran into: the process
-    must end then.
+    `tokens`: None lets everybody do everything. `on_fatal` is told of a `Fatal`, or of a failed or corrupt
+    storage, that a request ran into: the process must end then.
     """
     return App(service, metrics_text=metrics_text, tokens=tokens, on_fatal=on_fatal)
 
@@ -105,7 +103,7 @@ class App:
             return Answer(problem.status, PROBLEM, _encode(problem), errors.header_lines_of(error))
         except ConnectionError:
             raise
-        except Fatal as error:
+        except (Fatal, StorageFailed) as error:
             log.error("request_fatal", exc=error, method=request.method)
             if self._on_fatal is not None:
                 self._on_fatal(error)

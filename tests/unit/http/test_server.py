@@ -14,6 +14,7 @@ from tests.unit.http.conftest import Node, StartNode
 from horae_http.app import build_app
 from horae_http.server import start_server
 from horae_node.errors import ConfigError, Fatal, NotApplied
+from horae_storage.errors import Corrupt, StorageFailed
 
 
 def test_it_runs_on_uvloop_too() -> None:
@@ -202,12 +203,24 @@ async def test_an_error_nobody_foresaw_is_500_and_logged(node: Node, caplog: pyt
     assert [record.message for record in caplog.records] == ["request_failed"]
 
 
-async def test_a_broken_invariant_ends_the_node(start_node: StartNode) -> None:
+@pytest.mark.parametrize("error", [Fatal("broken"), Corrupt("a page"), StorageFailed("the disk")])
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/jobs", {"task": "t"}),
+        ("GET", "/v1/jobs", None),
+        ("GET", "/v1/jobs/j?consistency=local", None),
+        ("POST", "/v1/claims", {"worker": "w", "queues": ["default"]}),
+    ],
+)
+async def test_a_broken_invariant_or_disk_ends_the_node(
+    start_node: StartNode, error: Exception, method: str, path: str, body: Any
+) -> None:
     told: list[Any] = []
     node = await start_node(on_fatal=told.append)
-    node.service.failures = [Fatal("broken")]
-    assert (await node.send("POST", "/v1/jobs", {"task": "t"})).status == 500
-    assert [str(error) for error in told] == ["broken"]
+    node.service.failures = [error]
+    assert (await node.send(method, path, body)).status == 500
+    assert told == [error]
 
 
 async def _connect(node: Node) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
