@@ -24,7 +24,7 @@ from horae_node.leader.session import LeaderSession
 from horae_node.leader.waiters import Grants, Waiter
 from horae_node.metrics import Metrics
 from horae_node.proposer import Proposer
-from horae_node.raft.port import Member, Raft
+from horae_node.raft.port import Member, Raft, RaftStatus
 
 __all__ = ["Delivery", "Refused", "Service"]
 
@@ -132,6 +132,10 @@ class Service:
         self._on_leader: Callable[[], None] = _nothing
 
     @property
+        self._followed: str | None = None
+        """Whose word this node last took, itself included."""
+        self._current_at_s: float | None = None
+        """On the loop's clock: when this node's state was last surely current."""
     def node_id(self) -> str:
         return self._node_id
 
@@ -173,6 +177,7 @@ class Service:
         self._on_leader()
         waiting, self._leader_known = self._leader_known, []
         for future in waiting:
+        self._note_currency(self._raft.status())
             if not future.done():
                 future.set_result(None)
         if not self._session.open:
@@ -195,9 +200,22 @@ class Service:
         status = self._raft.status()
         if self.leading():
             return status.applied_index, 0
-        peer = status.peers.get(status.leader_id) if status.leader_id else None
-        heard = peer.last_heard_ms if peer is not None else None
-        return status.applied_index, heard if heard is not None else 86_400_000
+        self._note_currency(status)
+        if self._current_at_s is None:
+            return status.applied_index, max(0, self._session.now_ms() - self._applier.meta().now_ms)
+        return status.applied_index, round((asyncio.get_running_loop().time() - self._current_at_s) * 1000)
+
+    def _note_currency(self, status: RaftStatus) -> None:
+        """Remember when a leader was last heard, which no status tells once it is no leader any more."""
+        followed, self._followed = self._followed or status.leader_id, status.leader_id
+        if followed is None:
+            return
+        peer = status.peers.get(followed)
+        heard_ms = peer.last_heard_ms if peer is not None else None
+        if followed == self._node_id:
+            heard_ms = 0
+        if heard_ms is not None:
+            self._current_at_s = asyncio.get_running_loop().time() - heard_ms / 1000
 
     # ------------------------------------------------------------------ jobs
 

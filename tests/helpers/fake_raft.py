@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 from horae_node.errors import NotApplied, OutcomeUnknown
-from horae_node.raft.port import RaftStatus, StateMachine
+from horae_node.raft.port import PeerStatus, RaftStatus, StateMachine
 
 
 class FakeRaft:
@@ -24,6 +24,7 @@ class FakeRaft:
         self.entries: list[bytes] = []
         self.pending: list[tuple[bytes, asyncio.Future[object]]] = []
         self._on_role: Callable[[], None] = lambda: None
+        self.peers: dict[str, PeerStatus] = {}
 
     def propose(self, entry: bytes) -> asyncio.Future[object]:
         if not self.is_leader:
@@ -49,6 +50,11 @@ class FakeRaft:
             future.set_exception(OutcomeUnknown("leadership was lost"))
         self._on_role()
 
+    def follow(self, leader_id: str | None) -> None:
+        """Another node leads, or none does."""
+        self.is_leader, self.leader_id = False, leader_id
+        self._on_role()
+
     async def read_barrier(self) -> int:
         if not self.is_leader:
             raise NotApplied("no_leader", "this node does not lead")
@@ -71,4 +77,4 @@ class FakeRaft:
     def status(self) -> RaftStatus:
         index = self.machine.applied_index
         role = "leader" if self.is_leader else "follower"
-        return RaftStatus(role, self.term, self.leader_id, index, index, index, 1, index, {})
+        return RaftStatus(role, self.term, self.leader_id, index, index, index, 1, index, self.peers)
