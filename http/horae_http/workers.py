@@ -81,9 +81,9 @@ def _settle_ending(item: wire.EndingRequest, packed: bool) -> Failure | None:
 
 
 def _ending_result(
-    item: wire.EndingRequest, result: wire.JobView | Refused | NotApplied | OutcomeUnknown | Failure
+    item: wire.EndingRequest, result: wire.JobView | Refused | NotApplied | OutcomeUnknown | Failure | None
 ) -> wire.EndingResult:
-    if isinstance(result, wire.JobView):
+    if result is None or isinstance(result, wire.JobView):
         return wire.EndingResult(job_id=item.job_id, status="ok", job=result)
     return wire.EndingResult(job_id=item.job_id, status="error", error=errors.problem_of(result))
 

@@ -171,12 +171,32 @@ def job_page(
 ) -> wire.JobList:
     """A page of jobs, newest first. The cursor is the last job's number: stable while jobs come, move and go.
 
-    Raises: `BadCursor`.
+    The page ends early with the job that takes it past `ANSWER_BYTES_MAX`. Raises: `BadCursor`.
     """
     before = None if cursor is None else _read_cursor(cursor)
     seqs = views.list_jobs(view, queue, None if state is None else STATE_BY_NAME[state], before, limit)
-    jobs = [job_view(view, seq, clocks) for seq in seqs]
-    return wire.JobList(jobs=jobs, next_cursor=_make_cursor(seqs[-1]) if len(seqs) == limit else None)
+    jobs: list[wire.JobView] = []
+    held_bytes = 0
+    for seq in seqs:
+        jobs.append(job_view(view, seq, clocks))
+        held_bytes += content_bytes(jobs[-1])
+        if held_bytes >= wire.ANSWER_BYTES_MAX:
+            break
+    more = len(jobs) < len(seqs) or len(seqs) == limit
+    return wire.JobList(jobs=jobs, next_cursor=_make_cursor(seqs[len(jobs) - 1]) if more else None)
+
+
+def content_bytes(job: wire.JobView | wire.ClaimedJob) -> int:
+    """What of a job's view its callers made large or small: payload, result, progress, errors."""
+    total = len(memoryview(job.payload)) + len(memoryview(job.progress))
+    if isinstance(job, wire.ClaimedJob):
+        return total + (0 if job.last_error is None else _text_bytes(job.last_error))
+    total += len(memoryview(job.result))
+    return total + sum(map(_text_bytes, job.errors)) if job.errors else total
+
+
+def _text_bytes(error: wire.AttemptErrorView) -> int:
+    return len(error.message.encode()) + len((error.traceback or "").encode())
 
 
 def _make_cursor(seq: int) -> str:

@@ -30,6 +30,9 @@ __all__ = ["Delivery", "Refused", "Service"]
 
 NOT_CAUGHT_UP_ENTRIES = 1000
 """A follower further behind than this is not ready to serve local reads."""
+CLAIM_BYTES_MAX = 16 * 1024 * 1024
+"""One claim's answer: the machine grants 8 MiB of payloads at most, but weighs no progress and no errors of attempts
+before, which may come to ten times that. What has no room is given straight back."""
 
 
 class Refused(Exception):
@@ -129,13 +132,13 @@ class Service:
         self._counter = cache(metrics.commands.labels)
         self._cluster_view = cluster_view
         self._leader_known: list[asyncio.Future[None]] = []
-        self._on_leader: Callable[[], None] = _nothing
-
-    @property
         self._followed: str | None = None
         """Whose word this node last took, itself included."""
         self._current_at_s: float | None = None
         """On the loop's clock: when this node's state was last surely current."""
+        self._on_leader: Callable[[], None] = _nothing
+
+    @property
     def node_id(self) -> str:
         return self._node_id
 
@@ -174,10 +177,10 @@ class Service:
 
     def on_leadership(self) -> None:
         """Role, leader or session changed: look again."""
+        self._note_currency(self._raft.status())
         self._on_leader()
         waiting, self._leader_known = self._leader_known, []
         for future in waiting:
-        self._note_currency(self._raft.status())
             if not future.done():
                 future.set_result(None)
         if not self._session.open:
@@ -196,7 +199,10 @@ class Service:
         return True, "following"
 
     def applied(self) -> tuple[int, int]:
-        """Applied index, and how old this node's state is: ms since it was surely current (0 on the leader)."""
+        """Applied index, and how old this node's state is: ms since it was surely current (0 on the leader).
+
+        That is since a leader was last heard; before the first one, since the newest entry's cluster time.
+        """
         status = self._raft.status()
         if self.leading():
             return status.applied_index, 0
@@ -242,7 +248,7 @@ class Service:
             outcome = await self._proposer.run_one(SubmitBatch(tuple(commands)), due_now)
             jobs = _accepted(outcome, BatchSubmitted, "/jobs").jobs
             clocks = self._clocks()
-            return [(self._render(job.seq, clocks), job.created) for job in jobs]
+            return [self._submitted(command, job, clocks) for command, job in zip(commands, jobs, strict=True)]
         results = await self._proposer.run(commands, due_now)
         clocks = self._clocks()
         return [self._submitted(command, result, clocks) for command, result in zip(commands, results, strict=True)]
@@ -250,9 +256,13 @@ class Service:
     def _submitted(
         self, command: SubmitJob, result: Outcome | NotApplied | OutcomeUnknown, clocks: reads.Clocks
     ) -> tuple[wire.JobView, bool] | Failure:
-        if isinstance(result, Submitted):
+        """A job whose record is gone already is its own item's `not_found`."""
+        if not isinstance(result, Submitted):
+            return _failure(result)
+        try:
             return self._render(result.seq, clocks, _stored_spec(command, result)), result.created
-        return _failure(result)
+        except Refused as gone:
+            return gone
 
     async def job(self, job_id: str, *, wait_ms: int = 0, local: bool = False) -> wire.JobView:
         """Read one; with `wait_ms`, once it is finished or the wait is over. Raises: `Refused("not_found")`."""
@@ -313,10 +323,24 @@ class Service:
             raise
         if grants:
             self._counter("claim").inc(len(grants))
+        jobs, taken = self._claimed(grants)
+        if taken < len(grants):
+            self._session.give_back(waiter, grants[taken:])
+        return Delivery(wire.ClaimAnswer(jobs=jobs), grants[:taken], waiter, self._session)
+
+    def _claimed(self, grants: Grants) -> tuple[list[wire.ClaimedJob], int]:
+        """The first of the granted jobs, up to the one that takes them past `CLAIM_BYTES_MAX`, and how many grants."""
         view, clocks = self._applier.view, self._clocks()
-        jobs = [reads.claimed_job(view, seq, token, clocks) for seq, token in grants]
-        answer = wire.ClaimAnswer(jobs=[job for job in jobs if job is not None])
-        return Delivery(answer, grants, waiter, self._session)
+        jobs: list[wire.ClaimedJob] = []
+        left_bytes = CLAIM_BYTES_MAX
+        for taken, (seq, token) in enumerate(grants):
+            if left_bytes <= 0:
+                return jobs, taken
+            job = reads.claimed_job(view, seq, token, clocks)
+            if job is not None:
+                jobs.append(job)
+                left_bytes -= reads.content_bytes(job)
+        return jobs, len(grants)
 
     async def heartbeat(self, request: wire.HeartbeatRequest) -> wire.HeartbeatAnswer:
         """One status a lease, in order; a lease that another holds, or that ended, is `lost`."""
@@ -352,15 +376,32 @@ class Service:
         self._proposer.require_room(ending=True)
         return await self._change(kind, command)
 
-    async def end_many(self, request: wire.EndingsRequest) -> list[wire.JobView | Failure]:
-        """One result an item, in order."""
+    async def end_many(self, request: wire.EndingsRequest) -> list[wire.JobView | Failure | None]:
+        """One result an item, in order. None: accepted, and the job is not shown.
+
+        Its record is gone already (no retention), or those before it hold `ANSWER_BYTES_MAX`: a thousand small reports
+        must not fetch a thousand large results.
+        """
         self._proposer.require_room(ending=True)
         results = await self._proposer.run([translate.ending_command(item) for item in request.leases])
         self._counter("end_many").inc(len(results))
         clocks = self._clocks()
-        return [
-            self._render(result.seq, clocks) if isinstance(result, Done) else _failure(result) for result in results
-        ]
+        ended: list[wire.JobView | Failure | None] = []
+        left_bytes = wire.ANSWER_BYTES_MAX
+        for result in results:
+            if not isinstance(result, Done):
+                ended.append(_failure(result))
+                continue
+            job = self._shown(result.seq, clocks) if left_bytes > 0 else None
+            left_bytes -= 0 if job is None else reads.content_bytes(job)
+            ended.append(job)
+        return ended
+
+    def _shown(self, seq: int, clocks: reads.Clocks) -> wire.JobView | None:
+        try:
+            return reads.job_view(self._applier.view, seq, clocks)
+        except reads.Gone:
+            return None
 
     # ------------------------------------------------------------------ the cluster
 

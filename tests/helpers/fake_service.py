@@ -211,10 +211,11 @@ class FakeService:
 
     async def end_many(
         self, request: wire.EndingsRequest
-    ) -> list[wire.JobView | Refused | NotApplied | OutcomeUnknown]:
+    ) -> list[wire.JobView | Refused | NotApplied | OutcomeUnknown | None]:
+        """A job named `gone` is accepted and has no record any more."""
         await self._enter("end_many", request)
         lost = Refused("lease_lost", "another attempt holds it")
-        return [self.stored.get(item.job_id, lost) for item in request.leases]
+        return [None if item.job_id == "gone" else self.stored.get(item.job_id, lost) for item in request.leases]
 
     async def cluster(self, *, local: bool = False) -> wire.ClusterView:
         await self._enter("cluster", local)

@@ -1,0 +1,158 @@
+"""What the facade makes of the machine's answers: each item its own, bounded pages, and how old a local reading is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec import Raw
+from tests.helpers.one_node import OneNode, settle
+
+from horae import wire
+from horae_node.core import views
+from horae_node.errors import NotApplied
+from horae_node.raft.port import PeerStatus
+from horae_node.service import CLAIM_BYTES_MAX, Refused
+
+LARGE = {"payload": "x" * (wire.PAYLOAD_BYTES_MAX - 2)}
+PER_PAGE = wire.ANSWER_BYTES_MAX // wire.PAYLOAD_BYTES_MAX
+
+
+async def _submit_large(node: OneNode, count: int) -> None:
+    payload = Raw(msgspec.json.encode(LARGE["payload"]))
+    for number in range(count):
+        await node.service.submit(wire.SubmitRequest(task="t", id=str(number), payload=payload))
+
+
+async def _claimed(node: OneNode, *job_ids: str) -> list[wire.ClaimedJob]:
+    for job_id in job_ids:
+        await node.submit(id=job_id)
+    return await node.claim(max_jobs=len(job_ids))
+
+
+def _endings(jobs: list[wire.ClaimedJob], **keys: Any) -> wire.EndingsRequest:
+    items = [{"job_id": job.id, "lease_token": job.lease_token, "outcome": "complete", **keys} for job in jobs]
+    return msgspec.convert({"worker": "w", "leases": items}, wire.EndingsRequest)
+
+
+async def _then_deleted(node: OneNode, first: Coroutine[Any, Any, Any], job_id: str) -> Any:
+    """The answer to `first` when a deletion is applied before anybody looks at what it did."""
+    node.raft.hold = True
+    task = asyncio.create_task(first)
+    await settle()
+    deletion = asyncio.create_task(node.service.delete(job_id))
+    await settle()
+    node.raft.commit_all()
+    while not deletion.done():
+        assert views.job_seq(node.applier.view, job_id) is None
+        await settle()
+    await deletion
+    node.raft.hold = False
+    return await task
+
+
+async def test_an_ending_whose_record_is_gone_is_accepted_without_it() -> None:
+    node = await OneNode().open()
+    jobs = await _claimed(node, "a", "b")
+    first, second = await _then_deleted(node, node.service.end_many(_endings(jobs)), "a")
+    assert first is None
+    assert (second.id, second.state) == ("b", "succeeded")
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+async def test_a_batch_tells_of_a_record_that_is_gone_by_its_item(atomic: bool) -> None:
+    node = await OneNode().open()
+    await node.service.end_many(_endings(await _claimed(node, "a")))
+    requests = [wire.SubmitRequest(task="t", id=job_id) for job_id in ("a", "b")]
+    gone, made = await _then_deleted(node, node.service.submit_batch(requests, atomic=atomic), "a")
+    assert isinstance(gone, Refused)
+    assert gone.code == "not_found"
+    assert made[0].id == "b"
+
+
+async def test_a_thousand_reports_do_not_fetch_a_thousand_large_jobs() -> None:
+    node = await OneNode().open()
+    await _submit_large(node, PER_PAGE + 3)
+    jobs = [job for _ in range(2) for job in await node.claim(max_jobs=100)]
+    ended = await node.service.end_many(_endings(jobs))
+    assert [job is not None for job in ended] == [True] * PER_PAGE + [False] * 3
+    assert (await node.service.job(jobs[-1].id)).state == "succeeded"
+
+
+async def test_a_page_ends_early_and_the_next_goes_on() -> None:
+    node = await OneNode().open()
+    await _submit_large(node, PER_PAGE + 3)
+    pages = []
+    cursor = None
+    while not pages or cursor is not None:
+        page = await node.service.jobs(queue=None, state=None, limit=PER_PAGE + 3, cursor=cursor)
+        pages.append([job.id for job in page.jobs])
+        cursor = page.next_cursor
+    assert [len(page) for page in pages] == [PER_PAGE, 3]
+    assert [job_id for page in pages for job_id in page] == [str(n) for n in reversed(range(PER_PAGE + 3))]
+
+
+async def test_errors_and_results_count_too() -> None:
+    node = await OneNode().open()
+    error = {"message": "é" * wire.ERROR_MESSAGE_CHARS_MAX, "traceback": "é" * wire.ERROR_TRACEBACK_CHARS_MAX}
+    jobs = await _claimed(node, *(str(n) for n in range(120)))
+    await node.service.end_many(_endings(jobs, outcome="fail", error=error, retry=False))
+    page = await node.service.jobs(queue=None, state=None, limit=1000, cursor=None)
+    assert len(page.jobs) == wire.ANSWER_BYTES_MAX // 40_000 + 1
+    assert page.next_cursor is not None
+    jobs = await _claimed(node, *(f"r{n}" for n in range(20)))
+    for job in jobs:
+        request = wire.CompleteRequest(lease_token=job.lease_token, result=Raw(b'"%s"' % (b"x" * 250_000)))
+        await node.service.complete(job.id, request)
+    page = await node.service.jobs(queue=None, state=None, limit=1000, cursor=None)
+    assert len(page.jobs) == wire.ANSWER_BYTES_MAX // 250_000 + 1
+
+
+async def test_what_a_claim_cannot_carry_goes_straight_back() -> None:
+    node = await OneNode().open()
+    count = CLAIM_BYTES_MAX // 60_000 + 20
+    jobs = await _claimed(node, *(str(n) for n in range(count)))
+    progress = Raw(b'"%s"' % (b"x" * 60_000))
+    await node.service.end_many(_endings(jobs, outcome="release", progress=progress))
+    first = await node.claim(max_jobs=1000)
+    assert len(first) == CLAIM_BYTES_MAX // 60_000 + 1
+    await settle()
+    second = await node.claim(max_jobs=1000)
+    assert sorted(int(job.id) for job in first + second) == list(range(count))
+    assert {job.attempt for job in first + second} == {1}, "a grant that was not carried is not counted"
+
+
+async def test_a_local_reading_is_as_old_as_the_last_word_of_a_leader() -> None:
+    node = await OneNode().open()
+    assert node.service.applied()[1] == 0
+    node.raft.peers = {"n2": PeerStatus(True, 0, 1_000)}
+    node.raft.follow("n2")
+    assert 1_000 <= node.service.applied()[1] < 60_000
+    node.raft.peers = {"n2": PeerStatus(True, 0, 3_000)}
+    node.raft.follow(None)
+    node.raft.peers = {"n2": PeerStatus(True, 0, 0)}  # heard, but no leader any more
+    assert 3_000 <= node.service.applied()[1] < 60_000
+
+
+async def test_a_node_that_led_was_current_until_then() -> None:
+    node = await OneNode().open()
+    node.raft.follow(None)
+    assert node.service.applied()[1] < 60_000
+
+
+async def test_before_any_leader_the_newest_entry_tells_the_age() -> None:
+    node = OneNode()
+    node.raft.follow(None)
+    age_ms = node.service.applied()[1]
+    node.clock.advance(5_000)
+    assert node.service.applied()[1] == age_ms + 5_000
+
+
+async def test_who_does_not_lead_refuses() -> None:
+    node = await OneNode().open()
+    node.raft.follow("n2")
+    with pytest.raises(NotApplied, match="no_leader"):
+        await node.submit()
