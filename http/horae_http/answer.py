@@ -7,12 +7,14 @@ Not here: what an answer says. Next to read: `app.py`.
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
 from typing import Final
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
+from horae_http.unsent import Unsent
 from horae_node.service import Delivery
 
 JSON: Final = b"application/json"
@@ -41,10 +43,12 @@ class Answer(web.StreamResponse):
         self.header_lines = header_lines
         self.delivery: Delivery | None = None
         self._last_of_connection = False
+        self._unsent: Unsent | None = None
         self._request: web.BaseRequest | None = None
 
-    def seal(self, common_lines: bytes, *, close: bool) -> None:
+    def seal(self, common_lines: bytes, *, close: bool, unsent: Unsent) -> None:
         """Add the lines that every answer carries; with `close` the connection ends after this answer."""
+        self._unsent = unsent
         self.header_lines += common_lines
         self._last_of_connection = close
 
@@ -69,7 +73,16 @@ class Answer(web.StreamResponse):
             raise ConnectionResetError("the caller hung up before its answer")
         transport.write(self._head(request) if request.method == "HEAD" else self._head(request) + self.content)
         if transport.get_write_buffer_size() > BUFFERED_BYTES_MAX:
-            await request.writer.drain()
+            await self._wait_read(transport, request.writer)
+
+    async def _wait_read(self, transport: asyncio.Transport, writer: AbstractStreamWriter) -> None:
+        assert self._unsent is not None
+        try:
+            await self._unsent.wait_read(transport, writer)
+        except BaseException:  # whatever ended the wait: a part of the answer was surely not read
+            if self.delivery is not None:
+                self.delivery.undeliverable()
+            raise
 
     def _head(self, request: web.BaseRequest) -> bytes:
         key = (self._status, self._kind)

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Any
 
 import msgspec
 from aiohttp import web
 from aiohttp.helpers import rfc822_formatted_time
-from aiohttp.http_exceptions import HttpProcessingError
 
-from horae.wire import BODY_BYTES_MAX, Empty
+from horae.wire import Empty, Problem
 from horae_http import admin, codec, errors, jobs, openapi, workers
 from horae_http.answer import PROBLEM, Answer
-from horae_http.auth import EVERYBODY, Tokens
+from horae_http.auth import EVERYBODY, Holder, Tokens
+from horae_http.bodies import Bodies, receive, require_body
 from horae_http.errors import Failure
 from horae_http.forward import LEADER_WAIT_S, Forwarder, target
-from horae_http.routing import Call, Route, Router, read_query
+from horae_http.routing import Call, Route, Router, read_body, read_query
+from horae_http.unsent import Unsent
 from horae_node import logs
 from horae_node.errors import Fatal, NotApplied, OutcomeUnknown
 from horae_node.service import Refused, Service
@@ -70,6 +71,10 @@ class App:
         self._contract = b""
         self._lines_for: tuple[str, str | None] = ("", None)
         self._lines = b""
+        self.unsent = Unsent()
+        """What was answered and is not read yet."""
+        self.bodies = Bodies()
+        """What was sent and is not answered yet."""
         self.open_requests = 0
         """Requests whose answer is not yet ready."""
         self.stopping = False
@@ -92,15 +97,20 @@ class App:
             self.open_requests -= 1
             if not self.open_requests:
                 self.idle.set()
-        answer.seal(self._common_lines(), close=self.stopping)
+        answer.seal(self._common_lines(), close=self.stopping, unsent=self.unsent)
+        return answer
+
+    def refuse(self, code: str, detail: str) -> Answer:
+        """The answer to what never became a request; the connection ends after it."""
+        answer = _problem_answer(errors.problem(code, detail))
+        answer.seal(self._common_lines(), close=True, unsent=self.unsent)
         return answer
 
     async def _answer(self, request: web.BaseRequest) -> Answer:
         try:
             return await self._serve(request)
         except (Failure, Refused, NotApplied, OutcomeUnknown) as error:
-            problem = errors.problem_of(error)
-            return Answer(problem.status, PROBLEM, _encode(problem), errors.header_lines_of(error))
+            return _problem_answer(errors.problem_of(error), errors.header_lines_of(error))
         except ConnectionError:
             raise
         except (Fatal, StorageFailed) as error:
@@ -109,8 +119,7 @@ class App:
                 self._on_fatal(error)
         except Exception as error:  # the root of the request's task
             log.error("request_failed", exc=error, method=request.method)
-        problem = errors.problem("internal", "the node failed at this request; its log says how")
-        return Answer(problem.status, PROBLEM, _encode(problem))
+        return _problem_answer(errors.problem("internal", "the node failed at this request; its log says how"))
 
     async def _serve(self, request: web.BaseRequest) -> Answer:
         path, _, query_text = target(request).partition("?")
@@ -124,7 +133,23 @@ class App:
             if self.stopping:
                 raise Failure("shutting_down", "this node is going down: nothing was done, ask another one")
         query = read_query(query_text, route.query) if query_text else self._no_query[route.query]
-        raw = await read_body(request) if request.body_exists else b""
+        if not request.body_exists:
+            return await self._serve_body(request, route, item, query, holder, b"")
+        require_body(request, route.body_bytes_max)
+        if request.content.is_eof():
+            return await self._serve_body(
+                request, route, item, query, holder, await receive(request, route.body_bytes_max)
+            )
+        with self.bodies.hold() as hold:
+            return await self._serve_body(
+                request, route, item, query, holder, await receive(request, route.body_bytes_max, hold)
+            )
+
+    async def _serve_body(
+        self, request: web.BaseRequest, route: Route, item: str, query: Any, holder: Holder, raw: bytes
+    ) -> Answer:
+        """Serve it here, or pass it on."""
+        headers = request.headers
         packed = codec.negotiate(codec.declared_type(headers), headers.get("Accept"), has_body=bool(raw))
         call = Call(item, query, raw, holder, packed, stopping=self.stopping)
         service = self._service
@@ -141,7 +166,7 @@ class App:
     async def _run(self, route: Route, call: Call) -> Answer:
         """Serve the call here. May be called again after it raised."""
         if call.raw or route.request is not Empty:
-            call.body = route.read(call.raw, call.packed_in)
+            call.body = await read_body(route, call.raw, call.packed_in)
         return await route.handler(self._service, call)
 
     def _common_lines(self) -> bytes:
@@ -161,24 +186,5 @@ class App:
         return self._contract
 
 
-async def read_body(request: web.BaseRequest) -> bytes:
-    """The whole body. Raises: `Failure` (`too_large`, `malformed`); ConnectionError when the caller is gone."""
-    if (request.content_length or 0) > BODY_BYTES_MAX:
-        raise _body_too_large()
-    if request.headers.get("Expect", "").lower() == "100-continue" and request.transport is not None:
-        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    try:
-        if request.content.is_eof():
-            return await request.read()
-        async with asyncio.timeout(BODY_WAIT_S):
-            return await request.read()
-    except web.HTTPRequestEntityTooLarge as error:
-        raise _body_too_large() from error
-    except (web.RequestPayloadError, HttpProcessingError) as error:
-        raise Failure("malformed", "the body does not follow its own framing or encoding") from error
-    except TimeoutError as error:
-        raise Failure("malformed", f"the body did not come within {BODY_WAIT_S:g} s") from error
-
-
-def _body_too_large() -> Failure:
-    return Failure("too_large", f"the body has more than {BODY_BYTES_MAX} bytes: send less at once")
+def _problem_answer(problem: Problem, header_lines: bytes = b"") -> Answer:
+    return Answer(problem.status, PROBLEM, _encode(problem), header_lines)

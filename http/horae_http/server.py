@@ -12,14 +12,11 @@ import ssl
 from typing import Final
 
 from aiohttp import web
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.http_parser import RawRequestMessage
-from aiohttp.streams import StreamReader
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
-from horae.wire import BODY_BYTES_MAX
 from horae_http.app import App
+from horae_node import logs
 from horae_node.errors import ConfigError
 
 KEEPALIVE_S: Final = 75.0
@@ -29,8 +26,12 @@ LINGER_S: Final = 1.0
 """How long kept connections are still answered (`shutting_down`) at a stop: a request that is on its way over one when
 it is closed would be in doubt. Longer than an election, after which nobody asks this node any more."""
 LINGER_LOOK_S: Final = 0.05
+HEAD_LINE_BYTES_MAX: Final = 8190
+"""The parser's own bound, said where it refuses."""
 CLOSE_S: Final = 0.1
 """For the connections that are left after that."""
+
+log = logs.get_log("http")
 
 
 class Running:
@@ -39,7 +40,7 @@ class Running:
     def __init__(self, app: App, listener: asyncio.Server, connections: web.Server) -> None:
         self._app = app
         self._listener = listener
-        self._connections = connections
+        self.connections = connections
         self.port: int = listener.sockets[0].getsockname()[1]
         """The port listened on; what the system chose when 0 was asked for."""
 
@@ -56,14 +57,14 @@ class Running:
         except TimeoutError:
             pass
         await self._linger()
-        await self._connections.shutdown(CLOSE_S)
+        await self.connections.shutdown(CLOSE_S)
         self._app.close()
 
     async def _linger(self) -> None:
         """Until the other sides have closed their connections: each answer now asks them to."""
         loop = asyncio.get_running_loop()
         end = loop.time() + LINGER_S
-        while self._connections.connections and loop.time() < end:  # noqa: ASYNC110 (aiohttp tells of no closing)
+        while self.connections.connections and loop.time() < end:  # noqa: ASYNC110 (aiohttp tells of no closing)
             await asyncio.sleep(LINGER_LOOK_S)
 
 
@@ -71,28 +72,61 @@ async def start_server(app: App, host: str, port: int, *, tls: ssl.SSLContext | 
     """Listen and serve. Raises: `ConfigError`, in one line, when the address cannot be listened on."""
     loop = asyncio.get_running_loop()
 
-    def make_request(
-        message: RawRequestMessage,
-        payload: StreamReader,
-        protocol: RequestHandler,
-        writer: AbstractStreamWriter,
-        task: asyncio.Task[None],
-    ) -> web.BaseRequest:
-        return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=BODY_BYTES_MAX)
-
-    connections = web.Server(
-        app.handle,
-        request_factory=make_request,
-        handler_cancellation=True,
-        access_log=None,
-        keepalive_timeout=KEEPALIVE_S,
-        logger=_protocol_log(),
-    )
+    connections = _Connections(app)
     try:
         listener = await loop.create_server(connections, host, port, backlog=BACKLOG, ssl=tls)
     except OSError as error:
         raise ConfigError(_why_not(host, port, error)) from error
     return Running(app, listener, connections)
+
+
+class _Connections(web.Server):
+    """Makes the protocol of each connection."""
+
+    def __init__(self, app: App) -> None:
+        super().__init__(app.handle, handler_cancellation=True)
+        self._app = app
+        self._log = _protocol_log()
+
+    def __call__(self) -> RequestHandler:
+        return _Connection(self, self._app, self._loop, self._log)
+
+
+class _Connection(RequestHandler):
+    """Its refusals are problems, too."""
+
+    __slots__ = ("_app",)
+
+    def __init__(self, owner: _Connections, app: App, loop: asyncio.AbstractEventLoop, logger: logging.Logger) -> None:
+        super().__init__(
+            owner,
+            loop=loop,
+            access_log=None,  # type: ignore[arg-type]  # the declared type forgets that it turns the log off
+            keepalive_timeout=KEEPALIVE_S,
+            logger=logger,
+            auto_decompress=False,
+        )
+        self._app = app
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """The answer where no handler could give one: the parser refused, whatever its status, is `malformed`."""
+        if isinstance(exc, HttpProcessingError):
+            return self._app.refuse("malformed", _why_malformed(exc))
+        log.error("request_failed", exc=exc)
+        return self._app.refuse("internal", "the node failed at this request; its log says how")
+
+
+def _why_malformed(error: HttpProcessingError) -> str:
+    if isinstance(error, LineTooLong):
+        return f"the request's target, or a header of it, has more than {HEAD_LINE_BYTES_MAX} bytes"
+    reason = error.message.partition("\n")[0].rstrip(":")[:200]
+    return "this is no request that HTTP/1.1 allows: " + reason.encode("ascii", "backslashreplace").decode()
 
 
 def _why_not(host: str, port: int, error: OSError) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
+import gzip
 from typing import Any
 
 import msgspec
@@ -11,6 +11,7 @@ import pytest
 from tests.unit.http.conftest import Node
 
 from horae import wire
+from horae_http.bodies import BODIES_BYTES_MAX
 
 PACKED = "application/msgpack"
 
@@ -245,10 +246,49 @@ async def test_a_body_over_the_limit_is_413_before_it_is_read(node: Node) -> Non
     assert b'"code":"too_large"' in answer
 
 
-async def test_a_body_that_grows_over_the_limit_is_413(node: Node) -> None:
-    bomb = zlib.compress(b" " * (wire.BODY_BYTES_MAX + 1))
-    got = await node.send("POST", "/v1/jobs", bomb, Content_Encoding="deflate")
-    assert (got.status, got.json["code"]) == (413, "too_large")
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "GZIP", "identity, gzip"])
+async def test_an_encoded_body_is_415(node: Node, encoding: str) -> None:
+    """One cut short, its checksum never seen, or one that grows without end cannot be sent at all."""
+    whole = gzip.compress(b'{"task":"t"}')
+    for body in (whole, whole[:-6]):
+        got = await node.send("POST", "/v1/jobs", body, Content_Encoding=encoding)
+        assert (got.status, got.json["code"]) == (415, "unsupported_media_type")
+    assert not node.service.calls
+
+
+async def test_identity_is_no_encoding(node: Node) -> None:
+    assert (await node.send("POST", "/v1/jobs", b'{"task":"t"}', Content_Encoding="identity")).status == 201
+
+
+@pytest.mark.parametrize(
+    ("path", "body_bytes_max"),
+    [
+        ("/v1/jobs", wire.BODY_BYTES_MAX),
+        ("/v1/claims", wire.BODY_BYTES_MAX),
+        ("/v1/jobs/j/complete", wire.BODY_BYTES_MAX),
+        ("/v1/jobs/j/cancel", wire.BODY_BYTES_MAX),
+        ("/v1/jobs/batch", wire.BULK_BODY_BYTES_MAX),
+        ("/v1/leases/heartbeat", wire.BULK_BODY_BYTES_MAX),
+        ("/v1/leases/complete", wire.BULK_BODY_BYTES_MAX),
+    ],
+)
+async def test_each_call_has_its_limit_by_length_and_in_chunks(node: Node, path: str, body_bytes_max: int) -> None:
+    for body, code in [(b" " * (body_bytes_max - 1), "malformed"), (b" " * (body_bytes_max + 1), "too_large")]:
+        assert (await node.send("POST", path, body)).json["code"] == code
+        head = b"POST %s HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n" % (path.encode(), len(body))
+        assert f'"code":"{code}"'.encode() in await _raw(node, head + body + b"\r\n0\r\n\r\n")
+    assert not node.service.calls
+
+
+async def test_too_many_large_bodies_at_once_are_shed(node: Node) -> None:
+    bodies = node.app.bodies
+    with bodies.hold() as hold:
+        hold.take(BODIES_BYTES_MAX - 100_000)
+        got = await node.send("POST", "/v1/jobs", {"task": "t", "payload": "x" * 250_000})
+        assert (got.status, got.json["code"], got.headers["Retry-After"]) == (429, "rate_limited", "1")
+        assert (await node.send("POST", "/v1/jobs", {"task": "t"})).status == 201
+    assert (await node.send("POST", "/v1/jobs", {"task": "t", "payload": "x" * 250_000})).status == 201
+    assert bodies.held_bytes == 0
 
 
 async def test_who_expects_100_gets_it(node: Node) -> None:
@@ -261,19 +301,54 @@ async def test_who_expects_100_gets_it(node: Node) -> None:
 
 
 async def test_a_body_that_breaks_its_own_framing_is_400(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    for start, rest in [
-        (b"Content-Encoding: deflate\r\nContent-Length: 12\r\n", b'{"task":"t"}'),
-        (b"Transfer-Encoding: chunked\r\n", b"zz\r\n"),
-    ]:
-        answer = await _raw(node, b"POST /v1/jobs HTTP/1.1\r\nHost: a\r\n" + start + b"\r\n" + rest)
-        assert answer[8:13] == b" 400 ", start
+    head = b"POST /v1/jobs HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    _require_malformed(node, await _raw(node, head + b"zz\r\n"))
     assert not node.service.calls
     assert not caplog.records
 
 
-async def test_garbage_is_400_and_leaves_no_line_in_the_log(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    assert (await _raw(node, b"\x16\x03\x01\x00nonsense\r\n\r\n")).startswith(b"HTTP/1.0 400 ")
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x00nonsense\r\n\r\n",
+        b"GET /v1/jobs/\xff HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /v1/jobs/sch\xc3\xb6n HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /%s HTTP/1.1\r\nHost: a\r\n\r\n" % (b"a" * 9000),
+        b"GET / HTTP/1.1\r\nHost: a\r\nX: %s\r\n\r\n" % (b"a" * 9000),
+        b"GET / HTTP/1.1\r\nHost: a\r\n" + b"".join(b"X%d: a\r\n" % n for n in range(200)) + b"\r\n",
+        b"POST /v1/jobs HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n",
+        b"POST /v1/jobs HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v1/jobs HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+        b"POST /v1/jobs HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}",
+        b"POST /v1/jobs HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n\r\n{}",
+        b"GET / HTTP/9.9\r\nHost: a\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nno colon\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nX: a\x00b\r\n\r\n",
+    ],
+)
+async def test_what_the_parser_refuses_is_a_problem(node: Node, sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    _require_malformed(node, await _raw(node, sent))
+    assert not node.service.calls
     assert not caplog.records
+
+
+async def test_what_the_parser_refuses_behind_a_good_request_is_a_problem(node: Node) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", node.running.port)
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert (await _answer(reader)).startswith(b"HTTP/1.1 200 ")
+    writer.write(b"\xff\r\n\r\n")
+    _require_malformed(node, await _answer(reader))
+    assert await reader.read() == b""
+    writer.close()
+
+
+def _require_malformed(node: Node, answer: bytes) -> None:
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"\r\nContent-Type: application/problem+json" in head
+    assert b"\r\nHorae-Node: n1" in head
+    assert b"\r\nConnection: close" in head
+    assert msgspec.json.decode(body, type=wire.Problem).code == "malformed"
 
 
 @pytest.mark.parametrize(
@@ -313,8 +388,12 @@ async def _raw(node: Node, sent: bytes) -> bytes:
     """What the server answers to these very bytes, up to the end of one answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", node.running.port)
     writer.write(sent)
+    answer = await _answer(reader)
+    writer.close()
+    return answer
+
+
+async def _answer(reader: asyncio.StreamReader) -> bytes:
     head = await reader.readuntil(b"\r\n\r\n")
     length = next((int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")), 0)
-    body = await reader.readexactly(length)
-    writer.close()
-    return head + body
+    return head + await reader.readexactly(length)
