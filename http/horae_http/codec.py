@@ -7,13 +7,17 @@ is; for a MessagePack caller it is turned there and back here. Not here: what a 
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import gc
 import re
 from collections.abc import Callable, Mapping
+from itertools import accumulate, takewhile
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
-from msgspec import Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType, defstruct
+from msgspec.structs import astuple, fields
 
 from horae import wire
 from horae_http import errors
@@ -28,10 +32,20 @@ CURL_DEFAULT_TYPE: Final = "application/x-www-form-urlencoded"
 _UTF8: Final = frozenset({"utf-8", "utf8", "us-ascii"})
 _NEGOTIATED_MAX = 256
 
+WHOLE_BYTES_MAX: Final = 64 * 1024
+"""A body that is read in one go, and how much of a larger one is read before others have their turn: some 10 ms."""
+_COLLECTED_BYTES_MAX: Final = 16 * 1024
+RAW_TIMES_MAX: Final = 4
+"""A value is looked at only if its text is at most so many times what is allowed: escapes make it three times as long,
+white space more. Whoever sends a larger one has it refused unread."""
+PACKED_TIMES_MAX: Final = 3
+"""The same for MessagePack, where half takes nine bytes and 0.5 three."""
+
 _json_decode = msgspec.json.Decoder().decode
 _json_encode = msgspec.json.Encoder().encode
 _pack_decode = msgspec.msgpack.Decoder().decode
 _pack_encode = msgspec.msgpack.Encoder().encode
+_PACKED_NULL: Final = Raw(_pack_encode(None))
 _negotiated: dict[tuple[str | None, str | None, bool], tuple[bool, bool]] = {}
 
 
@@ -117,6 +131,7 @@ class BodyReader(Generic[T]):
     """The decoders of one type of body, built once."""
 
     def __init__(self, shape: type[T]) -> None:
+        self.shape = shape
         self._json = msgspec.json.Decoder(shape).decode
         self._pack = msgspec.msgpack.Decoder(shape).decode
 
@@ -130,6 +145,88 @@ class BodyReader(Generic[T]):
             raise malformed(error, body, packed) from error
         except RecursionError as error:
             raise Failure("malformed", "the body is nested too deep to be read") from error
+
+
+def items_struct(items_max: int) -> type[Struct]:
+    """A list of at most so many values, none of them decoded. Unlike a `list` it is refused at the first one too many,
+    not after all of them were made."""
+    places = [(f"item{place}", Raw | UnsetType, UNSET) for place in range(items_max)]
+    return defstruct("Items", places, array_like=True, forbid_unknown_fields=True)
+
+
+def items_of(items: Struct) -> list[Raw]:
+    return list(takewhile(lambda item: item is not UNSET, astuple(items)))
+
+
+class BulkReader(BodyReader[T]):
+    """Reads a body that holds a list of items: a large one item by item, while others have their turn."""
+
+    def __init__(self, shape: type[T], field: str, items_max: int) -> None:
+        super().__init__(shape)
+        self._field = field
+        self._loose = BodyReader(loosened(shape, field, items_max))
+        self._item: BodyReader[Any] = BodyReader(_type_of_items(shape, field))
+
+    async def read_in_turns(self, body: bytes, packed: bool) -> T:
+        """As `read`. Raises: also `Failure("too_large")` for an item that could not come alone."""
+        loose = self._loose.read(body, packed)
+        raws = items_of(getattr(loose, self._field))
+        if not raws:
+            return self.read(body, packed)
+        turn = Turn()
+        items = []
+        for position, raw in enumerate(raws):
+            pointer = f"/{self._field}/{position}"
+            require_bytes(raw, wire.BODY_BYTES_MAX, pointer)
+            items.append(self._item.read(raw, packed, pointer))
+            if turn.is_over(raw):
+                await asyncio.sleep(0)
+        values = {key: getattr(loose, key) for key in loose.__struct_fields__} | {self._field: items}
+        return self.shape(**values)
+
+
+def loosened(shape: type[Struct], field: str, items_max: int) -> type[Struct]:
+    """`shape` with its list `field` left undecoded."""
+    items = items_struct(items_max)
+    places = [
+        (key.name, items if key.name == field else key.type, *(() if key.required else (key.default,)))
+        for key in fields(shape)
+    ]
+    return defstruct(f"Loose{shape.__name__}", places, forbid_unknown_fields=True, kw_only=True)
+
+
+def _type_of_items(shape: type[Struct], field: str) -> Any:
+    described = msgspec.inspect.type_info(shape)
+    assert isinstance(described, msgspec.inspect.StructType)
+    listed = next(key.type for key in described.fields if key.name == field)
+    assert isinstance(listed, msgspec.inspect.ListType)
+    assert isinstance(listed.item_type, msgspec.inspect.StructType)
+    return listed.item_type.cls
+
+
+class Turn:
+    """Counts what was read since others had their turn."""
+
+    __slots__ = ("_bytes",)
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def is_over(self, value: Raw | UnsetType) -> bool:
+        """Count `value`; True when it is time to `sleep(0)`: the next turn begins then."""
+        if not isinstance(value, UnsetType):
+            self._bytes += len(memoryview(value))
+        if self._bytes < WHOLE_BYTES_MAX:
+            return False
+        self._bytes = 0
+        return True
+
+
+def require_bytes(value: Raw, bytes_max: int, pointer: str) -> None:
+    """Raises: `Failure("too_large")`."""
+    if len(memoryview(value)) > bytes_max:
+        detail = f"has {len(memoryview(value))} bytes as it was sent: more than {bytes_max} are refused unread"
+        raise errors.field_failure("too_large", pointer, detail)
 
 
 def malformed(error: msgspec.DecodeError, body: bytes | Raw, packed: bool) -> Failure:
@@ -153,8 +250,9 @@ def opaque(value: Raw, packed: bool, bytes_max: int, pointer: str) -> Raw:
     """
     if value is wire.NULL:
         return value
+    require_bytes(value, bytes_max * (PACKED_TIMES_MAX if packed else RAW_TIMES_MAX), pointer)
     try:
-        text = _text_of_packed(value) if packed else _text_of_json(value)
+        text = _uncollected(value, _text_of_packed if packed else _text_of_json, bytes_max)
     except msgspec.ValidationError as error:
         raise errors.field_failure("invalid", pointer, f"holds a number out of range: {error}") from error
     except msgspec.DecodeError as error:
@@ -179,17 +277,31 @@ _NOT_JSON: Final = (
 )
 
 
-def _text_of_json(value: Raw) -> bytes:
+def _uncollected(value: Raw, read: Callable[[Raw, int], bytes], bytes_max: int) -> bytes:
+    """What is decoded is a tree: to search a million young lists for cycles takes ten times as long as making them."""
+    if len(memoryview(value)) < _COLLECTED_BYTES_MAX or not gc.isenabled():
+        return read(value, bytes_max)
+    gc.disable()
+    try:
+        return read(value, bytes_max)
+    finally:
+        gc.enable()
+
+
+def _text_of_json(value: Raw, bytes_max: int) -> bytes:
+    """A text that is too long comes back unproven."""
     content = _json_decode(value)
     text = _json_encode(content)
-    _pack_encode(content)  # proves that a MessagePack caller can be given it
+    if len(text) <= bytes_max:
+        _pack_encode(content)  # proves that a MessagePack caller can be given it
     return text
 
 
-def _text_of_packed(value: Raw) -> bytes:
+def _text_of_packed(value: Raw, bytes_max: int) -> bytes:
+    """A text that is too long comes back unproven."""
     content = _pack_decode(value)
     text = _json_encode(content)
-    if _json_decode(text) != content:  # as JSON it would come back as something else
+    if len(text) <= bytes_max and _json_decode(text) != content:  # as JSON it would come back as something else
         raise ValueError
     return text
 
@@ -199,14 +311,22 @@ _SHAPE = bytes.maketrans(b"{}", b"[]")
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
+_PASSES: Final = 4
+_STEPS: Final = [0] * 256
+_STEPS[ord("[")], _STEPS[ord("]")] = 1, -1
+
+
 def _too_deep(text: bytes) -> bool:
-    """Each pass takes the innermost lists and objects away: as many passes as levels, each at the speed of C."""
+    """Each pass takes the innermost lists and objects away: a few do for what people send, and at the speed of C.
+
+    What is left is walked once: as many passes as levels would take ten times as long.
+    """
     shape = _STRINGS.sub(b"", text).translate(None, _NOT_BRACKETS).translate(_SHAPE)
-    for _ in range(wire.JSON_DEPTH_MAX):
+    for _ in range(_PASSES):
         if not shape:
             return False
         shape = shape.replace(b"[]", b"")
-    return bool(shape)
+    return max(accumulate(map(_STEPS.__getitem__, shape)), default=0) > wire.JSON_DEPTH_MAX - _PASSES
 
 
 # ---------------------------------------------------------------- answers out
@@ -219,25 +339,49 @@ def answer(status: int, view: Any, packed: bool, header_lines: bytes = b"") -> A
     return Answer(status, JSON, _json_encode(view), header_lines)
 
 
+async def answer_in_turns(view: Any, field: str, packed: bool, header_lines: bytes = b"") -> Answer:
+    """As `answer`, 200, for a view with many jobs in its list `field`: others have their turn."""
+    if not packed:
+        return Answer(200, JSON, _json_encode(view), header_lines)
+    items = []
+    turn = Turn()
+    for item in getattr(view, field):
+        items.append(Raw(_pack_encode(_native(item))))
+        if turn.is_over(items[-1]):
+            await asyncio.sleep(0)
+    twin = copy.copy(view)
+    setattr(twin, field, items)
+    return Answer(200, MSGPACK, _pack_encode(twin), header_lines)
+
+
 def _native(view: Any) -> Any:
-    """The view with its JSON texts replaced by what they say, in a copy: MessagePack then encodes it whole."""
+    """The view with its JSON texts said in MessagePack, in a copy."""
     convert = _NATIVE.get(type(view))
     return view if convert is None else convert(view)
 
 
+def _repacked(text: Raw) -> Raw:
+    """At once, so that no more than one value is there decoded."""
+    return _PACKED_NULL if text == wire.NULL else Raw(_uncollected(text, _packed_of_text, 0))
+
+
+def _packed_of_text(text: Raw, _: int) -> bytes:
+    return _pack_encode(_json_decode(text))
+
+
 def _native_job(view: wire.JobView) -> wire.JobView:
     twin: Any = copy.copy(view)
-    twin.payload = _json_decode(view.payload)
-    twin.result = _json_decode(view.result)
-    twin.progress = _json_decode(view.progress)
+    twin.payload = _repacked(view.payload)
+    twin.result = _repacked(view.result)
+    twin.progress = _repacked(view.progress)
     job: wire.JobView = twin
     return job
 
 
 def _native_claimed(view: wire.ClaimedJob) -> wire.ClaimedJob:
     twin: Any = copy.copy(view)
-    twin.payload = _json_decode(view.payload)
-    twin.progress = _json_decode(view.progress)
+    twin.payload = _repacked(view.payload)
+    twin.progress = _repacked(view.progress)
     job: wire.ClaimedJob = twin
     return job
 
@@ -254,10 +398,9 @@ def _native_ending(result: wire.EndingResult) -> wire.EndingResult:
 
 _NATIVE: Final[dict[type[Any], Callable[[Any], Any]]] = {
     wire.JobView: _native_job,
-    wire.JobList: lambda page: wire.JobList([_native_job(job) for job in page.jobs], page.next_cursor),
-    wire.ClaimAnswer: lambda view: wire.ClaimAnswer([_native_claimed(job) for job in view.jobs]),
-    wire.BatchAnswer: lambda view: wire.BatchAnswer([_native_batch_item(item) for item in view.results]),
-    wire.EndingsAnswer: lambda view: wire.EndingsAnswer([_native_ending(result) for result in view.leases]),
+    wire.ClaimedJob: _native_claimed,
+    wire.BatchItem: _native_batch_item,
+    wire.EndingResult: _native_ending,
 }
 
 

@@ -20,7 +20,7 @@ from horae.wire import WAIT_SECONDS_MAX
 from horae_http.answer import Answer
 from horae_http.errors import Failure
 from horae_http.line import Broken, Lines, NotSent
-from horae_http.routing import Call, Route
+from horae_http.routing import Call, Route, read_body
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.service import Service
 
@@ -88,7 +88,7 @@ class Forwarder:
                 if loop.time() + PAUSE_S >= deadline:
                     raise _no_leader() from None
             except Broken as error:
-                if not _may_repeat(route, call) or (extended and loop.time() + PAUSE_S >= deadline):
+                if not await _may_repeat(route, call) or (extended and loop.time() + PAUSE_S >= deadline):
                     raise OutcomeUnknown(str(error)) from error
                 if not extended:
                     deadline, extended = loop.time() + LEADER_WAIT_S, True
@@ -127,12 +127,12 @@ def target(request: web.BaseRequest) -> str:
     return raw if raw.startswith("/") else str(request.rel_url)
 
 
-def _may_repeat(route: Route, call: Call) -> bool:
+async def _may_repeat(route: Route, call: Call) -> bool:
     """Whether a second sending of this very request is harmless."""
     if not call.raw:
         return route.repeats(None)
     try:
-        return route.repeats(route.read(call.raw, call.packed_in))
+        return route.repeats(await read_body(route, call.raw, call.packed_in))
     except Failure:
         return True  # it will be refused, each time
 

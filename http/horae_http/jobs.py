@@ -6,6 +6,7 @@ Next to read: `workers.py`, the other half of a job's life.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -48,12 +49,16 @@ class _LooseBatch(wire.Request):
     atomic: bool = False
 
 
+_ManyJobs: Final = codec.loosened(wire.BatchRequest, "jobs", wire.BATCH_JOBS_MAX)
+
+
 class BatchReader(BodyReader[wire.BatchRequest]):
     """Reads a batch whole; when that fails, job by job, so that one bad job does not take the others with it."""
 
     def __init__(self) -> None:
         super().__init__(wire.BatchRequest)
         self._loose = BodyReader(_LooseBatch)
+        self._many: BodyReader[Any] = BodyReader(_ManyJobs)
         self._one = BodyReader(wire.SubmitRequest)
 
     def read_jobs(self, body: bytes, packed: bool) -> Batch:
@@ -65,6 +70,27 @@ class BatchReader(BodyReader[wire.BatchRequest]):
                 raise
             return self._read_each(body, packed, failure)
         return Batch(dict(enumerate(whole.jobs)), {}, whole.atomic)
+
+    async def read_in_turns(self, body: bytes, packed: bool) -> Batch:
+        """As `read_jobs`, job by job. A job that could not come alone is `too_large`."""
+        many = self._many.read(body, packed)
+        raws = codec.items_of(many.jobs)
+        if not raws:
+            return self.read_jobs(body, packed)
+        batch = Batch({}, {}, many.atomic)
+        turn = codec.Turn()
+        for position, raw in enumerate(raws):
+            pointer = f"/jobs/{position}" if batch.atomic else ""
+            try:
+                codec.require_bytes(raw, wire.BODY_BYTES_MAX, pointer)
+                batch.jobs[position] = self._one.read(raw, packed, pointer)
+            except Failure as of_job:
+                if batch.atomic:
+                    raise
+                batch.failures[position] = of_job
+            if turn.is_over(raw):
+                await asyncio.sleep(0)
+        return batch
 
     def _read_each(self, body: bytes, packed: bool, failure: Failure) -> Batch:
         loose = self._loose.read(body, packed)
@@ -81,8 +107,11 @@ class BatchReader(BodyReader[wire.BatchRequest]):
 
 async def submit_batch(service: Service, call: Call) -> Answer:
     batch: Batch = call.body
+    turn = codec.Turn()
     for position, job in list(batch.jobs.items()):
         prefix = f"/jobs/{position}" if batch.atomic else ""
+        if turn.is_over(job.payload):
+            await asyncio.sleep(0)
         call.holder.require_queue(job.queue, f"/jobs/{position}/queue")
         try:
             codec.settle(job, "payload", call.packed_in, wire.PAYLOAD_BYTES_MAX, prefix)
@@ -95,7 +124,8 @@ async def submit_batch(service: Service, call: Call) -> Answer:
     if batch.jobs:
         results = await service.submit_batch(list(batch.jobs.values()), atomic=batch.atomic)
         items.update(zip(batch.jobs, map(_batch_item, results), strict=True))
-    return codec.answer(200, wire.BatchAnswer([items[position] for position in sorted(items)]), call.packed_out)
+    ordered = [items[position] for position in sorted(items)]
+    return await codec.answer_in_turns(wire.BatchAnswer(ordered), "results", call.packed_out)
 
 
 def _batch_item(result: tuple[wire.JobView, bool] | Refused | NotApplied | OutcomeUnknown) -> wire.BatchItem:
@@ -112,7 +142,7 @@ async def list_jobs(service: Service, call: Call) -> Answer:
         raise errors.field_failure("forbidden", "/queue", "is required: the token is held to some queues")
     local = query.consistency == "local"
     page = await service.jobs(queue=query.queue, state=query.state, limit=query.limit, cursor=query.cursor, local=local)
-    return codec.answer(200, page, call.packed_out, age_lines(service) if local else b"")
+    return await codec.answer_in_turns(page, "jobs", call.packed_out, age_lines(service) if local else b"")
 
 
 async def read_job(service: Service, call: Call) -> Answer:
@@ -173,6 +203,7 @@ def _never(body: Any) -> bool:
 
 _EMPTY: Final = BodyReader(wire.Empty).read
 _JOB: Final[dict[int, type | None]] = {200: wire.JobView}
+_BATCHES: Final = BatchReader()
 
 
 def _by_id(method: str, path: str, operation: str, summary: str, handler: Any, role: str) -> Route:
@@ -201,15 +232,17 @@ ROUTES: Final[tuple[Route, ...]] = (
         submit_batch,
         {200: wire.BatchAnswer},
         "submit",
-        BatchReader().read_jobs,
+        _BATCHES.read_jobs,
         wire.BatchRequest,
+        body_bytes_max=wire.BULK_BODY_BYTES_MAX,
+        read_in_turns=_BATCHES.read_in_turns,
         repeats=lambda body: all(job.id is not None for job in body.jobs.values()),
     ),
     Route(
         "GET",
         "/v1/jobs",
         "listJobs",
-        "List jobs, newest first.",
+        "List jobs, newest first. A page may end before its limit: `next_cursor` goes on.",
         list_jobs,
         {200: wire.JobList},
         "read",

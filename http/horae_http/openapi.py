@@ -48,7 +48,10 @@ def document(routes: Iterable[Route]) -> bytes:
 _DESCRIPTION: Final = (
     "A job scheduler that is its own cluster. Any node answers any request. Bodies are JSON, or MessagePack with the "
     "same keys; unknown keys are errors; errors are `application/problem+json` (RFC 9457), whose stable `code` is one "
-    "of: " + ", ".join(f"`{code}` ({kind.status})" for code, kind in KINDS.items()) + "."
+    "of: " + ", ".join(f"`{code}` ({kind.status})" for code, kind in KINDS.items()) + ". "
+    f"A body has at most {wire.BODY_BYTES_MAX} bytes, in bulk calls {wire.BULK_BODY_BYTES_MAX} with items of at most "
+    f"{wire.BODY_BYTES_MAX}, and no content encoding. A page of jobs ends early, and a bulk ending shows no more jobs, "
+    f"after {wire.ANSWER_BYTES_MAX} bytes of payloads, results, progress and errors: go on by `next_cursor`."
 )
 
 
@@ -73,7 +76,11 @@ def _operation(route: Route, schema_of: dict[type, Json], components: Json) -> J
     if route.role is not None:
         operation["x-horae-role"] = route.role
     if route.request is not wire.Empty:
-        operation["requestBody"] = {"required": True, "content": _content(schema_of[route.request])}
+        operation["requestBody"] = {
+            "required": True,
+            "description": f"At most {route.body_bytes_max} bytes.",
+            "content": _content(schema_of[route.request]),
+        }
     return operation
 
 

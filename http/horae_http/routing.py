@@ -16,6 +16,7 @@ from horae import wire
 from horae_http import errors
 from horae_http.answer import Answer
 from horae_http.auth import Holder
+from horae_http.codec import WHOLE_BYTES_MAX
 from horae_http.errors import Failure
 from horae_node.service import Service
 
@@ -65,8 +66,18 @@ class Route(NamedTuple):
     query: type[wire.Request] = wire.NoQuery
     leader: bool = True
     """Only the leader can serve it (unless the query asks for a local reading)."""
+    body_bytes_max: int = wire.BODY_BYTES_MAX
+    read_in_turns: Callable[[bytes, bool], Awaitable[Any]] | None = None
+    """As `read`, for large bodies: it lets others have their turn."""
     repeats: Callable[[Any], bool] = lambda body: True
     """Whether this body may be sent again when the first sending's outcome is not known."""
+
+
+async def read_body(route: Route, raw: bytes, packed: bool) -> Any:
+    """The call's body made of its bytes. Raises: `Failure`."""
+    if route.read_in_turns is None or len(raw) <= WHOLE_BYTES_MAX:
+        return route.read(raw, packed)
+    return await route.read_in_turns(raw, packed)
 
 
 class Router:

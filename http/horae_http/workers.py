@@ -6,12 +6,13 @@ given back.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from horae import wire
 from horae_http import codec, errors
 from horae_http.answer import Answer
-from horae_http.codec import BodyReader
+from horae_http.codec import BodyReader, BulkReader, Turn
 from horae_http.errors import Failure
 from horae_http.jobs import require_own_job
 from horae_http.routing import Call, Route
@@ -25,14 +26,21 @@ async def claim_jobs(service: Service, call: Call) -> Answer:
         for position, queue in enumerate(request.queues):
             call.holder.require_queue(queue, f"/queues/{position}")
     delivery = await service.claim(request)
-    answer = codec.answer(200, delivery.answer, call.packed_out)
+    try:
+        answer = await codec.answer_in_turns(delivery.answer, "jobs", call.packed_out)
+    except asyncio.CancelledError:
+        delivery.undeliverable()
+        raise
     answer.delivery = delivery
     return answer
 
 
 async def heartbeat(service: Service, call: Call) -> Answer:
     request: wire.HeartbeatRequest = call.body
+    turn = Turn()
     for position, beat in enumerate(request.leases):
+        if turn.is_over(beat.progress):
+            await asyncio.sleep(0)
         codec.settle(beat, "progress", call.packed_in, wire.PROGRESS_BYTES_MAX, f"/leases/{position}")
         await require_own_job(service, call, beat.job_id)
     return codec.answer(200, await service.heartbeat(request), call.packed_out)
@@ -61,14 +69,19 @@ async def end_leases(service: Service, call: Call) -> Answer:
     items = request.leases
     for item in items:
         await require_own_job(service, call, item.job_id)
-    failures = [_settle_ending(item, call.packed_in) for item in items]
+    failures = []
+    turn = Turn()
+    for item in items:
+        if turn.is_over(item.result) or turn.is_over(item.progress):
+            await asyncio.sleep(0)
+        failures.append(_settle_ending(item, call.packed_in))
     request.leases = [item for item, failure in zip(items, failures, strict=True) if failure is None]
     ended = iter(await service.end_many(request) if request.leases else ())
     results = [
         _ending_result(item, next(ended) if failure is None else failure)
         for item, failure in zip(items, failures, strict=True)
     ]
-    return codec.answer(200, wire.EndingsAnswer(results), call.packed_out)
+    return await codec.answer_in_turns(wire.EndingsAnswer(results), "leases", call.packed_out)
 
 
 def _settle_ending(item: wire.EndingRequest, packed: bool) -> Failure | None:
@@ -89,6 +102,8 @@ def _ending_result(
 
 
 _JOB: Final[dict[int, type | None]] = {200: wire.JobView}
+_BEATS: Final = BulkReader(wire.HeartbeatRequest, "leases", wire.CLAIM_JOBS_MAX)
+_ENDINGS: Final = BulkReader(wire.EndingsRequest, "leases", wire.CLAIM_JOBS_MAX)
 
 ROUTES: Final[tuple[Route, ...]] = (
     Route(
@@ -111,19 +126,23 @@ ROUTES: Final[tuple[Route, ...]] = (
         heartbeat,
         {200: wire.HeartbeatAnswer},
         "work",
-        BodyReader(wire.HeartbeatRequest).read,
+        _BEATS.read,
         wire.HeartbeatRequest,
+        body_bytes_max=wire.BULK_BODY_BYTES_MAX,
+        read_in_turns=_BEATS.read_in_turns,
     ),
     Route(
         "POST",
         "/v1/leases/complete",
         "endLeases",
-        "Complete, fail or release many jobs, each with its own result, in order.",
+        "Complete, fail or release many jobs, each with its own result, in order; `ok` may come without `job`.",
         end_leases,
         {200: wire.EndingsAnswer},
         "work",
-        BodyReader(wire.EndingsRequest).read,
+        _ENDINGS.read,
         wire.EndingsRequest,
+        body_bytes_max=wire.BULK_BODY_BYTES_MAX,
+        read_in_turns=_ENDINGS.read_in_turns,
     ),
     Route(
         "POST",

@@ -61,7 +61,7 @@ class Inner(wire.Request):
 
 class Outer(wire.Request):
     rows: list[Inner] = []
-    table: dict[wire.TagKey, Inner] = {}
+    table: dict[wire.QueueName, Inner] = {}
     at: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
 
@@ -76,7 +76,7 @@ class Outer(wire.Request):
         ({"rows": [{"name": "q", "word": "c"}]}, "/rows/0/word", "Invalid enum value 'c'"),
         ({"rows": {}}, "/rows", "must be `array`, got `object`"),
         ({"table": {"k": {"name": 1}}}, "/table", "must be `str`, got `int`"),
-        ({"table": {"k:": {"name": "q"}}}, "/table", "a key of it must be 1 to 100 characters"),
+        ({"table": {"k:": {"name": "q"}}}, "/table", "a key of it must be 1 to 100 of the characters"),
         ({"at": "2026-11-29T12:00:00"}, "/at", "must have an offset, such as 2026-11-29T12:00:00Z"),
         ({"at": "soon"}, "/at", "must be a time as RFC 3339 writes it"),
         ([], "", "must be `object`, got `array`"),
