@@ -11,7 +11,7 @@ import asyncio
 import logging
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec import Raw
 
@@ -26,6 +26,8 @@ FENCE_MARGIN = 0.05
 """Share of a lease (1 s at most) kept for the handler to be stopped in, before the cluster may hand the job on."""
 PROGRESS_SECONDS = 1.0
 """Progress is sent at most so often: each report is an entry in the cluster's log."""
+_BEAT_BYTES_MAX = wire.BULK_BODY_BYTES_MAX // 2
+"""Progress of one heartbeat: what surrounds it is not measured."""
 _FAR = 3600.0
 
 CANCEL_REQUESTED = "cancel_requested"
@@ -196,8 +198,8 @@ class LeaseKeeper:
 
     async def _beat_all(self, leases: list[Lease]) -> None:
         try:
-            for start in range(0, len(leases), wire.CLAIM_JOBS_MAX):
-                await self._beat(leases[start : start + wire.CLAIM_JOBS_MAX])
+            for part in parts(leases):
+                await self._beat(part)
         except Exception:  # the root of a pass: the thread must live on, or every lease is lost
             logs.failure("heartbeat_broken", leases=len(leases))
             self._try_again(leases)
@@ -294,3 +296,18 @@ def _fence_at(sent: float, seconds: float) -> float:
 def _timeout_seconds(claim: Claim) -> float:
     """How long the attempt may run, from two moments of the cluster's clock: ours is not asked."""
     return max(0.0, (claim.timeout_at - claim.lease_expires_at).total_seconds() + claim.lease_seconds)
+
+
+def parts(leases: list[Lease]) -> Iterator[list[Lease]]:
+    """The leases in runs that fit one heartbeat, by number and by their progress."""
+    part: list[Lease] = []
+    total = 0
+    for lease in leases:
+        progress = lease.progress
+        size = 0 if progress is None else len(memoryview(progress))
+        if len(part) == wire.CLAIM_JOBS_MAX or (part and total + size > _BEAT_BYTES_MAX):
+            yield part
+            part, total = [], 0
+        part.append(lease)
+        total += size
+    yield part

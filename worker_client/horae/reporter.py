@@ -18,8 +18,8 @@ from horae.jobs import Beat, Ending, Failure
 from horae.leases import Lease, LeaseKeeper
 
 ENDINGS_MAX = wire.CLAIM_JOBS_MAX
-BYTES_MAX = 8 * 1024 * 1024
-"""Results of one request: big enough to batch, small enough to be sent within a try on a slow line."""
+BYTES_MAX = wire.BULK_BODY_BYTES_MAX // 2
+"""Results and progress of one request: big enough to batch, small enough to be sent within a try on a slow line."""
 CALL_SECONDS = 10.0
 """One call's deadline; after it the batch is put together anew, with what came meanwhile."""
 _REFUSED_SECONDS = 5.0
@@ -148,8 +148,10 @@ class Reporter:
 
 
 def _bytes(report: Report) -> int:
-    result = report.ending.result
-    return 500 if result is None else 500 + len(memoryview(result))
+    values = (report.ending.result, report.lease.progress)
+    total = 500 + sum(len(memoryview(value)) for value in values if value is not None)
+    error = report.ending.error
+    return total if error is None else total + len(error.message.encode()) + len((error.traceback or "").encode())
 
 
 def _must_flush(report: Report) -> bool:
