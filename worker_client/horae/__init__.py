@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from horae.errors import NoLeader as NoLeader
     from horae.errors import NotFinished as NotFinished
     from horae.errors import NotFound as NotFound
+    from horae.errors import NothingToDo as NothingToDo
     from horae.errors import OutcomeUnknown as OutcomeUnknown
     from horae.errors import PartlyRefused as PartlyRefused
     from horae.errors import PreconditionFailed as PreconditionFailed
@@ -55,7 +56,7 @@ _HOMES = {
     "horae.client": ("AsyncClient", "Submitted"),
     "horae.errors": (
         *("Conflict", "Dead", "Forbidden", "HoraeError", "Invalid", "JobCancelled", "JobFailed", "LeaseLost"),
-        *("Malformed", "NoLeader", "NotFinished", "NotFound", "OutcomeUnknown", "PartlyRefused"),
+        *("Malformed", "NoLeader", "NothingToDo", "NotFinished", "NotFound", "OutcomeUnknown", "PartlyRefused"),
         *("PreconditionFailed", "RateLimited", "RequestError", "Retry", "ShuttingDown", "Snooze", "StorageFull"),
         *("TooLarge", "Unauthenticated", "Unreachable"),
     ),

@@ -1,7 +1,8 @@
 """The user commands: `horae submit`, `job`, `jobs`, `cancel`, `requeue`, `cluster`, `worker`.
 
-Exit codes: 0 done; 1 the job failed or the cluster refused; 2 bad usage; 3 the cluster is not reachable. Errors are one
-line with the next step, on stderr. The server's commands are mounted beside these elsewhere. Next to read: `client.py`.
+Exit codes: 0 done; 1 the job failed or the cluster refused; 2 bad usage; 3 the cluster is not reachable, has no leader,
+or did not answer; 4 the job was not finished at the end of `--wait`; 130 interrupted. Errors are one line with the next
+step, on stderr. The server's commands are mounted beside these elsewhere. Next to read: `show.py`, `client.py`.
 """
 
 from __future__ import annotations
@@ -9,43 +10,57 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable
+from datetime import datetime
 from functools import wraps
 from itertools import islice
 from typing import Any, NoReturn, TypeVar
 
 import click
 import msgspec
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from horae import errors
+from horae import errors, logs, show
 from horae.blocking import Client
 from horae.client import DEADLINE_SECONDS, DEFAULT_URL, url_list
-from horae.jobs import Job, JobOptions
+from horae.ids import new_id
+from horae.jobs import Job, NewJob
+from horae.nodes import base_url
+from horae.trouble import Trouble
 from horae.wire import JSON_DEPTH_MAX, ClusterView
 from horae.worker import Worker
 
 EXIT_REFUSED = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
+EXIT_UNFINISHED = 4
+EXIT_INTERRUPTED = 130
+"""As shells tell of a process that Ctrl-C ended."""
+
+_TELL_SECONDS = 2.0
+"""A call that fails for so long is told of: a person begins to wonder."""
+_TELL_AGAIN_SECONDS = 10.0
+_LEADER_SECONDS = 5.0
+"""`horae cluster` looks for the leader this long: a node itself waits 2 s for one."""
+_LOCAL_SECONDS = 2.0
+"""A node tells its own view at once, or not at all."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_STATE_STYLES = {
-    "succeeded": "green",
-    "dead": "red",
-    "running": "cyan",
-    "ready": "blue",
-    "pending": "yellow",
-    "cancelled": "magenta",
-    "expired": "magenta",
+_FLAGS = {
+    "/task": "TASK",
+    "/payload": "--payload",
+    "/run_at": "--at",
+    "/delay_seconds": "--delay",
+    "/queue": "--queue",
+    "/id": "--id",
+    "/priority": "--priority",
+    "/max_attempts": "--max-attempts",
+    "/state": "--state",
+    "/limit": "--limit",
 }
+"""The contract's keys as this command line names them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,21 +75,45 @@ class Target:
     """`urls` were named by the caller, by option or environment."""
 
     def client(self) -> Client:
-        return Client(self.urls, token=self.token, deadline_seconds=self.deadline_seconds)
+        """A client that tells on stderr of calls that it has to try again for long."""
+        trouble = Trouble(self._tell, first_seconds=_TELL_SECONDS, again_seconds=_TELL_AGAIN_SECONDS)
+        return Client(self.urls, token=self.token, deadline_seconds=self.deadline_seconds, trouble=trouble)
+
+    def _tell(self, why: str | None, seconds: float) -> None:
+        if why is None:
+            _say("answered again")
+        else:
+            _say(f"cannot reach the cluster: {why}; retrying, each call for {self.deadline_seconds:g} s at most")
+
+    def show(self, job: Job) -> None:
+        if self.json:
+            show.print_json(job)
+        else:
+            show.show_job(job)
 
 
 def _target_options(command: Command) -> Command:
     """The options every command has, handed to it as its first argument, a `Target`; and its errors as one line."""
 
-    @click.option("--url", "urls", multiple=True, metavar="URL", help="A node's base URL; repeat it for several.")
-    @click.option("--token", envvar="HORAE_TOKEN", help="Bearer token (HORAE_TOKEN).")
     @click.option(
-        "--deadline", type=click.FloatRange(min=0), default=DEADLINE_SECONDS, metavar="SECONDS", help="Give up after."
+        "--url",
+        "urls",
+        multiple=True,
+        metavar="URL",
+        help=f"A node's base URL; several with commas, or repeat it. Default: HORAE_URL, else {DEFAULT_URL}.",
+    )
+    @click.option("--token", envvar="HORAE_TOKEN", help="Bearer token. Default: HORAE_TOKEN.")
+    @click.option(
+        "--deadline",
+        type=click.FloatRange(min=0),
+        default=DEADLINE_SECONDS,
+        metavar="SECONDS",
+        help=f"How long to try, over every retry. Default: {DEADLINE_SECONDS:g}.",
     )
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @wraps(command)
     def run(urls: tuple[str, ...], token: str | None, deadline: float, as_json: bool, **rest: Any) -> None:
-        named = list(urls) or url_list(os.environ.get("HORAE_URL", ""))
+        named = url_list(",".join(urls)) or url_list(os.environ.get("HORAE_URL", ""))
         _guarded(command, Target(named or [DEFAULT_URL], token or None, as_json, deadline, bool(named)), rest)
 
     return run  # type: ignore[return-value]
@@ -84,11 +123,14 @@ def _guarded(command: Callable[..., Any], target: Target, rest: dict[str, Any]) 
     try:
         command(target, **rest)
     except (errors.Invalid, errors.Malformed, errors.TooLarge) as error:
-        _fail(EXIT_USAGE, f"{error}; correct it and try again")
+        _fail(EXIT_USAGE, f"{_in_flags(error)}; correct it and try again")
+    except errors.NothingToDo as error:
+        _fail(EXIT_USAGE, str(error))
     except (errors.Unreachable, errors.NoLeader, errors.ShuttingDown) as error:
         _fail(EXIT_UNREACHABLE, f"{error}; is the cluster up at {', '.join(target.urls)}? (--url, HORAE_URL)")
     except errors.OutcomeUnknown as error:
-        _fail(EXIT_UNREACHABLE, f"{error}; look with `horae jobs`, or repeat with the same --id")
+        look = f"`horae job {error.job_id}`, or repeat with --id {error.job_id}" if error.job_id else "`horae jobs`"
+        _fail(EXIT_UNREACHABLE, f"{error}; look with {look}")
     except (errors.Unauthenticated, errors.Forbidden) as error:
         _fail(EXIT_REFUSED, f"{error}; give a token that may (--token, HORAE_TOKEN)")
     except errors.HoraeError as error:
@@ -97,9 +139,34 @@ def _guarded(command: Callable[..., Any], target: Target, rest: dict[str, Any]) 
         _fail(EXIT_USAGE, str(error))
 
 
+def _in_flags(error: errors.RequestError) -> str:
+    """What is wrong, by the flags of this command line."""
+    fields = [f"{_FLAGS.get(field.pointer, field.pointer)} {field.detail}" for field in error.problem.errors]
+    return "; ".join(fields) or str(error)
+
+
 @click.group(name="horae", context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="horae", prog_name="horae", message="%(prog)s %(version)s")
 def main_group() -> None:
-    """horae: jobs now, later, or on a schedule, on a cluster of its own."""
+    """horae: jobs now or later, on a cluster of its own.
+
+    HORAE_URL names the cluster's nodes, HORAE_TOKEN the token; each command has flags for both.
+    """
+
+
+class _Seconds(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """How long to wait. A word here is the TASK that was meant to stand elsewhere."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            self.fail(f"takes seconds or nothing, not {value!r}: put TASK before it, as in `submit {value} --wait`")
+        if not seconds >= 0:
+            self.fail(f"takes seconds, not {value!r}")
+        return seconds
 
 
 # ---------------------------------------------------------------- jobs
@@ -112,48 +179,67 @@ def main_group() -> None:
 @click.option("--delay", "delay_seconds", type=click.FloatRange(min=0), metavar="SECONDS", help="Due after so long.")
 @click.option("--queue", metavar="Q", help="Default: default.")
 @click.option("--id", "job_id", metavar="ID", help="Your own id: submitting it again makes no second job.")
-@click.option("--priority", type=int, metavar="N", help="-100 to 100, higher first.")
-@click.option("--max-attempts", type=int, metavar="N", help="Default: 5.")
+@click.option("--priority", type=click.IntRange(-100, 100), metavar="N", help="-100 to 100, higher first.")
+@click.option("--max-attempts", type=click.IntRange(1, 100), metavar="N", help="1 to 100. Default: 5.")
 @click.option(
     "--wait",
     "wait_seconds",
     is_flag=False,
     flag_value="inf",
-    type=click.FloatRange(min=0),
+    type=_Seconds(),
     metavar="[SECONDS]",
-    help="Wait for the result, at most so long; exit 1 unless it succeeded.",
+    help="Wait for the result, at most so long; exit 0 if it succeeded, 1 if it did not, 4 if it is not finished yet.",
 )
 @_target_options
-def submit(
-    target: Target,
+def submit(target: Target, task: str, wait_seconds: float | None, **given: Any) -> None:
+    """Submit a job of TASK."""
+    job = _new_job(task, **given)
+    with target.client() as client:
+        try:
+            submitted = client.submit_job(job)
+        except KeyboardInterrupt:
+            _fail(EXIT_INTERRUPTED, f"job {job.id} may have been submitted; look with `horae job {job.id}`")
+        found = submitted.job
+        if not submitted.created:
+            _say(f"job {found.id} was already there; no second one was made")
+        if wait_seconds is not None:
+            _say(f"job {found.id} is submitted; waiting for it")
+            found = _wait(client, found, wait_seconds)
+    target.show(found)
+    if wait_seconds is not None:
+        _exit_by_state(found)
+
+
+def _new_job(
     task: str,
     payload: str | None,
     run_at: str | None,
     delay_seconds: float | None,
-    queue: str | None,
     job_id: str | None,
-    priority: int | None,
-    max_attempts: int | None,
-    wait_seconds: float | None,
-) -> None:
-    """Submit a job of TASK."""
+    **options: Any,
+) -> NewJob:
+    """With an id from here on, so that it can be told whatever happens."""
     if run_at is not None and delay_seconds is not None:
         _fail(EXIT_USAGE, "--at and --delay exclude each other; give one")
-    given: dict[str, Any] = {
-        "run_at": _moment(run_at),
-        "delay_seconds": delay_seconds,
-        "queue": queue,
-        "id": job_id,
-        "priority": priority,
-        "max_attempts": max_attempts,
-    }
-    options: JobOptions = {key: value for key, value in given.items() if value is not None}  # type: ignore[assignment]
-    with target.client() as client:
-        job = client.submit(task, _payload(payload), **options)
-        if wait_seconds is not None:
-            job = _wait(client, job.id, wait_seconds)
-    _show_job(target, job)
-    if wait_seconds is not None and job.state != "succeeded":
+    named = {"run_at": _moment(run_at), "delay_seconds": delay_seconds, "id": job_id or new_id(), **options}
+    return NewJob(task=task, payload=_payload(payload), **{key: it for key, it in named.items() if it is not None})
+
+
+def _wait(client: Client, job: Job, wait_seconds: float) -> Job:
+    try:
+        return client.wait(job.id, wait_seconds=None if wait_seconds == float("inf") else wait_seconds)
+    except errors.NotFinished as unfinished:
+        return unfinished.job
+    except KeyboardInterrupt:
+        _fail(
+            EXIT_INTERRUPTED, f"job {job.id} goes on without you (it was {job.state}); look with `horae job {job.id}`"
+        )
+
+
+def _exit_by_state(job: Job) -> None:
+    if not job.finished:
+        _fail(EXIT_UNFINISHED, f"job {job.id} is still {job.state}; look with `horae job {job.id}`")
+    if job.state != "succeeded":
         sys.exit(EXIT_REFUSED)
 
 
@@ -163,25 +249,22 @@ def submit(
 def job(target: Target, job_id: str) -> None:
     """Show a job."""
     with target.client() as client:
-        _show_job(target, client.job(job_id))
+        target.show(client.job(job_id))
 
 
 @main_group.command()
-@click.option("--queue", metavar="Q")
-@click.option("--state", type=click.Choice(list(_STATE_STYLES)))
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True)
+@click.option("--queue", metavar="Q", help="Of this queue only.")
+@click.option("--state", type=click.Choice(list(show.STATE_STYLES)), help="In this state only.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many.")
 @_target_options
 def jobs(target: Target, queue: str | None, state: str | None, limit: int) -> None:
     """List jobs, newest first."""
     with target.client() as client:
         found = list(islice(client.jobs(queue=queue, state=state, page=min(limit, 1000)), limit))
     if target.json:
-        _print_json(found)
-        return
-    rows: list[list[str | Text]] = [
-        [j.id, j.task, j.queue, _state(j), f"{j.attempt}/{j.max_attempts}", _time(j.run_at)] for j in found
-    ]
-    _print_table(["id", "task", "queue", "state", "attempt", "run at"], rows)
+        show.print_json(found)
+    else:
+        show.show_jobs(found)
 
 
 @main_group.command()
@@ -190,7 +273,7 @@ def jobs(target: Target, queue: str | None, state: str | None, limit: int) -> No
 def cancel(target: Target, job_id: str) -> None:
     """Cancel a job: at once if it is not running, else its worker is asked to stop."""
     with target.client() as client:
-        _show_job(target, client.cancel(job_id))
+        target.show(client.cancel(job_id))
 
 
 @main_group.command()
@@ -199,7 +282,7 @@ def cancel(target: Target, job_id: str) -> None:
 def requeue(target: Target, job_id: str) -> None:
     """Run a dead, cancelled or expired job anew."""
     with target.client() as client:
-        _show_job(target, client.requeue(job_id))
+        target.show(client.requeue(job_id))
 
 
 # ---------------------------------------------------------------- the cluster, a worker
@@ -208,15 +291,46 @@ def requeue(target: Target, job_id: str) -> None:
 @main_group.command()
 @_target_options
 def cluster(target: Target) -> None:
-    """Show the members: role, lag, match, skew."""
-    with target.client() as client:
-        view = client.cluster()
+    """Show the members: role, lag, match, skew. Without a leader: what each node sees."""
+    asked = dataclasses.replace(target, deadline_seconds=min(target.deadline_seconds, _LEADER_SECONDS))
+    try:
+        with asked.client() as client:
+            view = client.cluster()
+    except (errors.Unreachable, errors.NoLeader, errors.ShuttingDown):
+        _show_without_leader(target)
     if target.json:
-        _print_json(view)
-        return
-    head = f"cluster {view.cluster}  leader {view.leader or 'none'}  term {view.term}  applied {view.applied_index}"
-    _console().print(Text(f"{head}  version {view.version}"))
-    _print_table(["node", "role", "url", "connected", "match", "lag", "skew s"], _member_rows(view))
+        show.print_json(view)
+    else:
+        show.show_cluster(view)
+
+
+def _show_without_leader(target: Target) -> NoReturn:
+    views = _local_views(target)
+    if target.json:
+        show.print_json({url: {"error": it} if isinstance(it, str) else it for url, it in views.items()})
+    else:
+        show.show_local_views(views)
+    if all(isinstance(view, str) for view in views.values()):
+        _fail(EXIT_UNREACHABLE, f"no node answers at {', '.join(views)}; is the cluster up? (--url, HORAE_URL)")
+    _fail(EXIT_UNREACHABLE, "no leader: a majority of the nodes must be up and reach each other")
+
+
+def _local_views(target: Target) -> dict[str, ClusterView | str]:
+    """What each node says of itself, by its URL: those named, and those that they name. Text: why it says nothing."""
+    views: dict[str, ClusterView | str] = {}
+    to_ask = [base_url(url) for url in target.urls]
+    while to_ask:
+        url = to_ask.pop(0)
+        try:
+            with Client([url], token=target.token, deadline_seconds=_LOCAL_SECONDS) as client:
+                view = views[url] = client.cluster(local=True)
+        except (errors.Unauthenticated, errors.Forbidden):
+            raise
+        except errors.HoraeError as error:
+            views[url] = str(getattr(error, "why", error))
+        else:
+            to_ask += [it.url for it in view.members if it.url not in views and it.url not in to_ask]
+    return views
 
 
 @main_group.command()
@@ -226,10 +340,10 @@ def worker(target: Target, where: str) -> None:
     """Run a worker: the `Worker` that WORKER names in MODULE. Ctrl-C stops it, a second one at once."""
     found = _load_worker(where)
     if target.chosen:
-        found.urls = target.urls
+        found.urls = [base_url(url) for url in target.urls]
     if target.token is not None:
         found.token = target.token
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    logs.show("")
     found.run()
 
 
@@ -256,10 +370,27 @@ def _payload(text: str | None) -> Any:
         return None
     try:
         return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        _fail(EXIT_USAGE, f'--payload is not JSON ({error}); quote it for the shell: --payload \'{{"name": "Ada"}}\'')
     except RecursionError:
         _fail(EXIT_USAGE, f"--payload nests deeper than the {JSON_DEPTH_MAX} levels that are allowed")
+    except UnicodeEncodeError:
+        _fail(EXIT_USAGE, "--payload is not UTF-8 text")
+    except msgspec.DecodeError as error:
+        _fail(EXIT_USAGE, f"--payload is not JSON: {_why_no_json(text, error)}")
+
+
+def _why_no_json(text: str, error: msgspec.DecodeError) -> str:
+    """Python's own reader takes a little more than JSON is: what it takes tells what was meant."""
+    if not text.strip():
+        return "it is empty; leave the flag out for null"
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return f'{error}; quote it for the shell: --payload \'{{"name": "Ada"}}\''
+    if "\\ud" in text.lower():
+        return "a \\ud800-like escape is half a character; write both halves, or the character itself"
+    if "NaN" in text or "Infinity" in text:
+        return "it has no NaN and no Infinity; use null or a string"
+    return f"{error}"
 
 
 def _moment(text: str | None) -> datetime | None:
@@ -274,103 +405,13 @@ def _moment(text: str | None) -> datetime | None:
     return moment
 
 
-def _wait(client: Client, job_id: str, wait_seconds: float) -> Job:
-    try:
-        return client.wait(job_id, wait_seconds=None if wait_seconds == float("inf") else wait_seconds)
-    except errors.NotFinished as unfinished:
-        return unfinished.job
-
-
 # ---------------------------------------------------------------- output
 
 
+def _say(line: str) -> None:
+    print("horae: " + " ".join(line.split()), file=sys.stderr, flush=True)
+
+
 def _fail(code: int, line: str) -> NoReturn:
-    print("horae: " + " ".join(line.split()), file=sys.stderr)
+    _say(line)
     sys.exit(code)
-
-
-def _console() -> Console:
-    """Colours and the terminal's width on a terminal only: piped output keeps whole lines."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, no_color=True, width=10_000)
-
-
-def _print_json(value: Any) -> None:
-    """As the contract writes it, times with milliseconds."""
-    plain = msgspec.to_builtins(value, builtin_types=(datetime,))
-    print(json.dumps(plain, default=_rfc3339, ensure_ascii=False, indent=2))
-
-
-def _rfc3339(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _print_table(head: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in head:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
-    _console().print(table)
-
-
-def _show_job(target: Target, job: Job) -> None:
-    if target.json:
-        _print_json(job)
-        return
-    lines: dict[str, str | Text] = {
-        "id": job.id,
-        "task": job.task,
-        "queue": job.queue,
-        "state": _state(job),
-        "attempt": f"{job.attempt} of {job.max_attempts}" + (f", {job.lost} lost" if job.lost else ""),
-        "run at": _time(job.run_at),
-        "finished at": _time(job.finished_at),
-        "payload": _value(job.payload),
-        "progress": _value(job.progress),
-        "result": _value(job.result) if job.state == "succeeded" else "",
-        "last error": _error(job),
-    }
-    grid = Table.grid(padding=(0, 2))
-    for name, line in lines.items():
-        if line:
-            grid.add_row(Text(name, style="dim"), line if isinstance(line, Text) else Text(line))
-    _console().print(grid)
-
-
-def _state(job: Job) -> Text:
-    text = job.state + (f" ({job.dead_reason})" if job.dead_reason else "")
-    if job.cancel_requested and not job.finished:
-        text += " (cancel requested)"
-    return Text(text, style=_STATE_STYLES.get(job.state, ""))
-
-
-def _error(job: Job) -> str:
-    return f"{job.last_error.type}: {job.last_error.message}" if job.last_error is not None else ""
-
-
-def _value(value: Any) -> str:
-    return "" if value is None else msgspec.json.encode(value).decode()
-
-
-def _time(moment: datetime | None) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z" if moment is not None else ""
-
-
-def _member_rows(view: ClusterView) -> list[list[str]]:
-    return [
-        [
-            member.node,
-            member.role,
-            member.url,
-            "yes" if member.connected else "no",
-            _number(member.match_index),
-            _number(member.lag),
-            "-" if member.clock_skew_seconds is None else f"{member.clock_skew_seconds:.3f}",
-        ]
-        for member in view.members
-    ]
-
-
-def _number(value: int | None) -> str:
-    return "-" if value is None else str(value)

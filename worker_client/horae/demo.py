@@ -5,7 +5,6 @@ horae submit hello --payload '{"name": "Ada"}' --wait
 
 from __future__ import annotations
 
-import logging
 import os
 
 from horae.client import DEFAULT_URL
@@ -43,5 +42,4 @@ async def flaky(context: Context, failures: int = 2) -> str:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
     worker.run()

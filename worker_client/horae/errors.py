@@ -22,7 +22,15 @@ class HoraeError(Exception):
 
 
 class Unreachable(HoraeError):
-    """Definite: no node took the call before its deadline; nothing was handed on."""
+    """Definite: no node took the call before its deadline, or it was a read. `why`: what the last try met."""
+
+    def __init__(self, text: str, why: str = "") -> None:
+        super().__init__(text)
+        self.why = why or text
+
+
+class NothingToDo(HoraeError):
+    """A worker without tasks, or without queues, was to serve."""
 
 
 class RequestError(HoraeError):

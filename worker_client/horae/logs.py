@@ -1,22 +1,61 @@
 """Log lines with a stable event name and fields: `lease_lost job_id=… token=…`. No prose, no payloads, no secrets.
 
-(A lease token is no secret: it fences, it does not authenticate.)
+(A lease token is no secret: it fences, it does not authenticate.) A line is a line, whatever its fields hold.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import re
+import sys
+from datetime import UTC, datetime
 from typing import Any
 
 _log = logging.getLogger("horae")
+_BARE = re.compile(r"[A-Za-z0-9_.:/@%+,-]+")
 
 
 def event(level: int, name: str, /, **fields: Any) -> None:
     """One line; formatted only when the level is on."""
     if _log.isEnabledFor(level):
-        _log.log(level, "%s %s", name, " ".join(f"{key}={value!s}" for key, value in fields.items()))
+        _log.log(level, "%s", _line(name, fields))
 
 
 def failure(name: str, /, **fields: Any) -> None:
     """An error with the traceback of the exception in hand."""
-    _log.error("%s %s", name, " ".join(f"{key}={value!s}" for key, value in fields.items()), exc_info=True)
+    _log.error("%s", _line(name, fields), exc_info=True)
+
+
+def below(name: str, text: str, /, **fields: Any) -> None:
+    """At debug, one line and a text of many below it, such as a traceback."""
+    if _log.isEnabledFor(logging.DEBUG):
+        _log.debug("%s\n%s", _line(name, fields), text.rstrip())
+
+
+def show(logger: str) -> None:
+    """Print lines of `logger` ("" for all), info and up, on stderr, if the program has not set up logging itself."""
+    if logging.getLogger().handlers or _log.handlers:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter())
+    shown = logging.getLogger(logger)
+    shown.addHandler(handler)
+    _log.setLevel(logging.INFO)
+
+
+class _Formatter(logging.Formatter):
+    """`2026-11-29T12:00:00.000Z info worker_started …`, as the nodes write theirs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = f"{moment.replace('+00:00', 'Z')} {record.levelname.lower()} {record.getMessage()}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _line(name: str, fields: dict[str, Any]) -> str:
+    return " ".join([name, *(f"{key}={_value(str(value))}" for key, value in fields.items())])
+
+
+def _value(text: str) -> str:
+    return text if _BARE.fullmatch(text) else json.dumps(text, ensure_ascii=False)

@@ -254,7 +254,8 @@ class _Past:
         if self._definite is not None:
             return self._definite
         where = "" if heard or not self.perhaps_done else " (is that a node's HTTP port?)"
-        return errors.Unreachable(f"no node answered before the deadline: {self._last}{where}")
+        why = f"{self._last}{where}"
+        return errors.Unreachable(f"no node answered before the deadline: {why}", why)
 
 
 def _perhaps_done(error: errors.RequestError) -> bool:

@@ -15,18 +15,20 @@ import ssl
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
-from horae import backoff, clock, errors, logs, wire
+from horae import backoff, checks, clock, errors, logs, wire
 from horae.client import DEFAULT_URL, AsyncClient, url_list
 from horae.ids import new_id
 from horae.jobs import Claim, Ending
 from horae.leases import Lease, LeaseKeeper
+from horae.nodes import base_url
 from horae.registry import Context, Handler, Registry
 from horae.reporter import Reporter
 from horae.runner import released, run_attempt, stopped
 from horae.threads import ThreadPool
 from horae.transport import new_event_loop
+from horae.trouble import Trouble
 
 WAIT_SECONDS = 20.0
 """One long poll: proxies on the way commonly cut silence at 30 s or 60 s."""
@@ -36,6 +38,9 @@ _UNWIND_SECONDS = 1.0
 """A cancelled handler gets this long to clean up before its job is handed back under it."""
 _LAST_WORD_SECONDS = 3.0
 """At a stop, the last reports get this long to be answered; what is not then runs out with its lease."""
+TELL_SECONDS = 3.0
+"""A cluster that is away for so long is told of: longer than a fail-over takes, so that those are not."""
+_TELL_AGAIN_SECONDS = 30.0
 _REFUSED = (errors.Unauthenticated, errors.Forbidden)
 _HOPELESS = (errors.Invalid, errors.Malformed, errors.NotFound)
 
@@ -79,48 +84,71 @@ class Worker:
         grace_seconds: float = GRACE_SECONDS,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        if not 1 <= concurrency <= wire.CLAIM_JOBS_MAX:
-            raise ValueError(f"concurrency is 1 to {wire.CLAIM_JOBS_MAX}, not {concurrency}")
-        self.urls = url_list(urls)
-        self.queues = list(queues)
-        self.concurrency = concurrency
-        self.name = name or f"{socket.gethostname()}:{os.getpid()}"
+        self.urls = [base_url(url) for url in url_list(urls)]
+        self.queues = checks.queue_names(queues)
+        self.concurrency = checks.require_whole("concurrency", concurrency, 1, wire.CLAIM_JOBS_MAX)
+        self.name = checks.worker_name(name or f"{socket.gethostname()}:{os.getpid()}")
         self.token = token
-        self.lease_seconds = lease_seconds
-        self.grace_seconds = grace_seconds
+        self.lease_seconds = (
+            None if lease_seconds is None else checks.require_seconds("lease_seconds", lease_seconds, 1, 3600)
+        )
+        self.grace_seconds = checks.require_seconds("grace_seconds", grace_seconds, 0, float("inf"))
+        self.tell_seconds = TELL_SECONDS
         self._tls = tls
         self.registry = Registry()
         self._session: _Session | None = None
         self._stop_asked = 0
 
-    def task(self, name: str | None = None, *, queue: str | None = None) -> Callable[[Handler], Handler]:
+    @overload
+    def task(self, name: Handler) -> Handler: ...
+
+    @overload
+    def task(self, name: str | None = None, *, queue: str | None = None) -> Callable[[Handler], Handler]: ...
+
+    def task(self, name: Any = None, *, queue: str | None = None) -> Any:
         """Decorator: the handler of tasks of this name (default: the function's own). `queue`: claim from it as well.
 
         Async functions run on the loop, plain ones in threads. A first parameter annotated `Context` gets one. A single
         parameter named `payload` gets the whole payload (converted when annotated with a dataclass or Struct);
         otherwise the keys of an object payload become keyword arguments. What is returned is the job's result.
         """
+        if callable(name):  # without parentheses
+            return self.task()(name)
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f'a task\'s name is text, not {name!r}: write @worker.task("ship")')
+        names = [] if queue is None else checks.queue_names([queue])
 
         def register(handler: Handler) -> Handler:
             self.registry.add(name or handler.__name__, handler)
-            if queue is not None and queue not in self.queues:
-                self.queues.append(queue)
+            self.queues += [added for added in names if added not in self.queues]
             return handler
 
         return register
 
     def run(self) -> None:
-        """Serve until SIGTERM, SIGINT or `stop()`. A second signal hands everything back at once."""
+        """Serve until SIGTERM, SIGINT or `stop()`. A second signal hands everything back at once.
+
+        When the program has not set up logging, this worker's lines go to stderr.
+        """
+        logs.show("horae")
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(self.serve(signals=threading.current_thread() is threading.main_thread()))
+
+    def _require_work(self) -> None:
+        """Raises: `NothingToDo`."""
+        if not self.registry.names():
+            raise errors.NothingToDo("this worker has no tasks: decorate a function with @worker.task")
+        if not self.queues:
+            raise errors.NothingToDo('this worker has no queues: write Worker(url, queues=["default"])')
 
     async def serve(self, *, signals: bool = False) -> None:
         """Work until `stop()`; all leases are ended or handed back when this returns. Cancelled: stops at once.
 
         `signals`: SIGTERM and SIGINT mean `stop` (on the main thread only). Raises: `Unauthenticated`, `Forbidden`,
-        `Invalid` when the cluster will not have this worker.
+        `Invalid` when the cluster will not have this worker; `NothingToDo` when it has no tasks or no queues.
         """
         assert self._session is None, "a worker serves once at a time"
+        self._require_work()
         session = self._session = _Session(self)
         loop = asyncio.get_running_loop()
         handled = (signal.SIGTERM, signal.SIGINT) if signals else ()
@@ -158,7 +186,8 @@ class _Session:
         self._worker = worker
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
-        self._client = AsyncClient(worker.urls, token=worker.token, connections=8, tls=worker._tls)
+        trouble = Trouble(self._tell_trouble, first_seconds=worker.tell_seconds, again_seconds=_TELL_AGAIN_SECONDS)
+        self._client = AsyncClient(worker.urls, token=worker.token, connections=8, tls=worker._tls, trouble=trouble)
         self._keeper = LeaseKeeper(
             worker.urls, worker=worker.name, notify=self._notify, token=worker.token, tls=worker._tls
         )
@@ -301,7 +330,9 @@ class _Session:
         try:
             claims = await self._claim(claim_id, 1, wait_seconds=0)
         except errors.HoraeError as error:
-            logs.event(logging.WARNING, "grant_unknown", claim_id=claim_id, error=error)
+            if self._welcome:  # else no node has ever been there to grant anything
+                then = "a job that it was granted, if any, goes to others when its lease runs out"
+                logs.event(logging.WARNING, "last_claim_unanswered", then=then, error=error)
             return
         for claim in claims:
             lease = Lease(claim, sent=sent, received=clock.monotonic())
@@ -353,6 +384,7 @@ class _Session:
             return
         ending = await run_attempt(run.claim, context, self._worker.registry, self._pool)
         if ending is not None:
+            _log_ending(run.claim, ending)
             self._report(run.lease, ending)
 
     def _ended(self, run: _Run, _task: asyncio.Task[None]) -> None:
@@ -373,6 +405,12 @@ class _Session:
             self._reporter.put(lease, ending)
 
     # ------------------------------------------------------------ being told
+
+    def _tell_trouble(self, why: str | None, seconds: float) -> None:
+        if why is None:
+            logs.event(logging.INFO, "cluster_reached", after_seconds=f"{seconds:.1f}")
+        else:
+            logs.event(logging.WARNING, "cluster_unreachable", for_seconds=f"{seconds:.1f}", why=why)
 
     def _stop_reason(self) -> str:
         return "stopping" if self._abandoning else ""
@@ -402,3 +440,15 @@ class _Session:
             self._hurry.set()
             self._changed.set()
         self._stopping.set()
+
+
+def _log_ending(claim: Claim, ending: Ending) -> None:
+    """A failure for people to see; a success for those who look closely."""
+    known = {"task": claim.task, "job_id": claim.id, "attempt": claim.attempt}
+    if ending.outcome != "fail" or ending.error is None:
+        logs.event(logging.DEBUG, "attempt_ended", **known, outcome=ending.outcome)
+        return
+    error = f"{ending.error.type}: {ending.error.message}"
+    logs.event(logging.WARNING, "attempt_failed", **known, of=claim.max_attempts, retry=ending.retry, error=error)
+    if ending.error.traceback:
+        logs.below("attempt_traceback", ending.error.traceback, **known)

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
+import sys
+from importlib.metadata import version
+from typing import Any
 
+import msgspec
+import pytest
+from aiohttp import web
 from click.testing import CliRunner, Result
-from tests.helpers.fake_server import FakeServer, problem
+from tests.helpers.fake_server import FakeServer, _ok, _view, problem
 
 from horae.cli import main_group
 
@@ -15,6 +23,29 @@ async def run(server: FakeServer, *arguments: str) -> Result:
     """The command in a thread: it blocks, and the server is on this loop."""
     command = [*arguments, "--url", server.url]
     return await asyncio.to_thread(CliRunner().invoke, main_group, command, env={"HORAE_URL": "", "HORAE_TOKEN": ""})
+
+
+async def command(server: FakeServer, *arguments: str) -> asyncio.subprocess.Process:
+    """The same as a process, for signals."""
+    program = "import horae.cli; horae.cli.main_group(prog_name='horae')"
+    pipe = asyncio.subprocess.PIPE
+    environ = {**os.environ, "HORAE_URL": server.url}
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, *arguments, stdout=pipe, stderr=pipe, env=environ
+    )
+
+
+def cluster_view(own: str, other: str) -> dict[str, Any]:
+    """As n2 sees it without a leader: n3 is there, though it cannot be asked."""
+    rest = {"raft_address": "a", "match_index": None, "lag": None, "last_heard_seconds": None}
+    members = [
+        {"node": "n2", "url": own, "role": "follower", "connected": True, "clock_skew_seconds": None, **rest},
+        {"node": "n3", "url": other, "role": "voter", "connected": True, "clock_skew_seconds": None, **rest},
+    ]
+    indexes = dict.fromkeys(("commit_index", "applied_index", "durable_index", "last_index", "first_index"), 120)
+    view = {"cluster": "c", "node": "n2", "leader": None, "leader_url": None, "term": 7, "epoch": 1, **indexes}
+    view |= {"role": "follower", "state_digest": "", "version": "0", "machine_version": 1, "cluster_time": ""}
+    return view | {"disk": {}, "members": members}
 
 
 async def finish(server: FakeServer, job_id: str, **outcome: object) -> None:
@@ -51,6 +82,108 @@ async def test_wait_shows_the_result_and_fails_with_the_job(server: FakeServer) 
     got = await waiting
     assert got.exit_code == 1
     assert "dead" in got.stdout
+    assert "horae: job bad is submitted" in got.stderr
+
+
+async def test_a_wait_that_ends_first_says_so_with_its_own_exit_code(server: FakeServer) -> None:
+    job_id = server.add("hello", job_id="slow")
+    server.fault(f"/v1/jobs/{job_id}", *(_ok(_view(server.jobs[job_id])) for _ in range(50)))
+    got = await run(server, "submit", "hello", "--id", "slow", "--wait", "0")
+    assert got.exit_code == 4
+    assert got.stderr.splitlines()[-1] == "horae: job slow is still ready; look with `horae job slow`"
+    assert "slow" in got.stdout
+
+
+async def test_a_second_submit_of_an_id_says_that_it_was_there(server: FakeServer) -> None:
+    assert "already there" not in (await run(server, "submit", "hello", "--id", "mine")).stderr
+    got = await run(server, "submit", "hello", "--id", "mine")
+    assert (got.exit_code, got.stderr) == (0, "horae: job mine was already there; no second one was made\n")
+
+
+async def test_an_interrupted_wait_names_the_job(server: FakeServer) -> None:
+    process = await command(server, "submit", "hello", "--wait")
+    async with asyncio.timeout(30):
+        await server.wait_until(lambda: len(server.requests) == 2)
+        process.send_signal(signal.SIGINT)
+        _, told = await process.communicate()
+    (job_id,) = server.jobs
+    assert process.returncode == 130
+    last = told.decode().splitlines()[-1]
+    assert last == f"horae: job {job_id} goes on without you (it was ready); look with `horae job {job_id}`"
+
+
+async def test_an_interrupted_submit_names_the_job(server: FakeServer) -> None:
+    server.fault("/v1/jobs", *["hang"] * 9)
+    process = await command(server, "submit", "hello")
+    async with asyncio.timeout(30):
+        await server.wait_until(lambda: len(server.requests) == 1)
+        process.send_signal(signal.SIGINT)
+        _, told = await process.communicate()
+    job_id = server.sent("/v1/jobs")[0]["id"]
+    assert process.returncode == 130
+    assert told.decode() == f"horae: job {job_id} may have been submitted; look with `horae job {job_id}`\n"
+
+
+async def test_an_unknown_outcome_names_the_job(server: FakeServer) -> None:
+    server.fault("/v1/jobs", *["drop"] * 50)
+    got = await run(server, "submit", "hello", "--deadline", "0.3")
+    (job_id,) = server.jobs
+    assert got.exit_code == 3
+    assert f"look with `horae job {job_id}`, or repeat with --id {job_id}" in got.stderr
+
+
+async def test_a_wrong_value_is_told_by_its_flag(server: FakeServer) -> None:
+    fields = [{"pointer": "/queue", "detail": "must be short"}]
+    body = {"type": "x", "title": "x", "status": 422, "code": "invalid", "errors": fields, "detail": "/queue must be"}
+    server.fault("/v1/jobs", web.Response(status=422, body=msgspec.json.encode(body), content_type="application/json"))
+    got = await run(server, "submit", "t", "--queue", "a b")
+    assert (got.exit_code, got.stderr) == (2, "horae: --queue must be short; correct it and try again\n")
+    for flag, value in (("--priority", "101"), ("--max-attempts", "0")):
+        got = await run(server, "submit", "t", flag, value)
+        assert got.exit_code == 2
+        assert flag in got.stderr
+
+
+async def test_without_a_leader_each_nodes_own_view_is_shown(server: FakeServer) -> None:
+    gone = "http://127.0.0.1:1"
+    server.fault("/v1/cluster", problem("no_leader", 503), _ok(cluster_view(server.url, gone)))
+    got = await run(server, "cluster", "--deadline", "0.3")
+    assert got.exit_code == 3
+    assert "no leader; n2 sees n3; follower, term 7, applied 120" in got.stdout
+    assert f"{gone}: connection refused" in got.stdout
+    assert got.stderr == "horae: no leader: a majority of the nodes must be up and reach each other\n"
+    server.fault("/v1/cluster", problem("no_leader", 503), _ok(cluster_view(server.url, gone)))
+    shown = json.loads((await run(server, "cluster", "--deadline", "0.3", "--json")).stdout)
+    assert (shown[server.url]["term"], shown[gone]) == (7, {"error": f"{gone}: connection refused"})
+
+
+async def test_a_server_that_is_down_is_told_while_it_is_tried(server: FakeServer) -> None:
+    """With a fault that lasts longer than the wait before it is told."""
+    process = await command(server, "jobs", "--url", "http://127.0.0.1:1")
+    assert process.stderr is not None
+    async with asyncio.timeout(30):
+        line = (await process.stderr.readline()).decode()
+    process.kill()
+    await process.wait()
+    words = (
+        "horae: cannot reach the cluster: http://127.0.0.1:1: connection refused; retrying, each call for 30 s at most"
+    )
+    assert line.strip() == words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--help"], ["HORAE_URL", "HORAE_TOKEN", "now or later"]),
+        (["jobs", "--help"], ["HORAE_URL", "HORAE_TOKEN", "Default: 30.", "http://127.0.0.1:7070"]),
+        (["--version"], [f"horae {version('horae')}"]),
+    ],
+)
+def test_the_help_says_what_is_there(arguments: list[str], words: list[str]) -> None:
+    got = CliRunner().invoke(main_group, arguments)
+    assert got.exit_code == 0
+    assert [word for word in words if word not in " ".join(got.stdout.split())] == []
+    assert "schedule" not in got.stdout
 
 
 async def test_jobs_are_listed_up_to_the_limit(server: FakeServer) -> None:

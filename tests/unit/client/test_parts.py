@@ -194,6 +194,11 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str, s
     [
         (["submit", "t", "--payload", "{name: Ada}"], "--payload is not JSON"),
         (["submit", "t", "--payload", "[" * 100_000], "--payload nests deeper than the 100 levels"),
+        (["submit", "t", "--payload", '"\\ud800"'], "half a character; write both halves"),
+        (["submit", "t", "--payload", "\udcff"], "--payload is not UTF-8"),
+        (["submit", "t", "--payload", ""], "--payload is not JSON: it is empty"),
+        (["submit", "t", "--payload", "[NaN]"], "no NaN and no Infinity"),
+        (["submit", "t", "--payload", str(2**64)], "64 bits"),
         (["submit", "t", "--at", "tomorrow"], "is not a time"),
         (["submit", "t", "--at", "2026-01-01T00:00:00"], "has no offset"),
         (["submit", "t", "--at", "2026-01-01T00:00:00Z", "--delay", "1"], "exclude each other"),
@@ -209,6 +214,12 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], line: str) 
     assert line in err
     assert err.startswith("horae: ")
     assert err.count("\n") == 1
+
+
+def test_a_wait_that_swallowed_the_task_is_explained() -> None:
+    code, out, err = run("submit", "--wait", "hello")
+    assert (code, out) == (2, "")
+    assert "put TASK before it, as in `submit hello --wait`" in " ".join(err.split())
 
 
 def test_a_cluster_that_is_not_there_is_exit_code_3() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import re
 import signal
+import socket
+import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,8 +33,12 @@ async def serving(worker: Worker) -> AsyncIterator[asyncio.Task[None]]:
             await asyncio.wait((serve,))
 
 
-def make(server: FakeServer, **options: Any) -> Worker:
-    return Worker(server.url, name="w", **options)
+def make(server: FakeServer, *, task: str | None = None, **options: Any) -> Worker:
+    """With a handler of `task` that does nothing."""
+    worker = Worker(server.url, name="w", **options)
+    if task is not None:
+        worker.task(task)(lambda: None)
+    return worker
 
 
 # ---------------------------------------------------------------- running
@@ -321,7 +328,7 @@ async def test_a_token_that_is_not_known_ends_the_worker(server: FakeServer) -> 
     server.fault("/v1/claims", problem("unauthenticated", 401))
     async with asyncio.timeout(20):
         with pytest.raises(errors.Unauthenticated):
-            await make(server).serve()
+            await make(server, task="t").serve()
 
 
 # ---------------------------------------------------------------- leases
@@ -574,7 +581,7 @@ async def test_signals_stop_it(server: FakeServer) -> None:
 
 
 async def test_a_grant_that_crosses_the_stop_goes_back(server: FakeServer) -> None:
-    worker = make(server)
+    worker = make(server, task="t")
     server.claims_closed = True
     serve = asyncio.ensure_future(worker.serve())
     await server.wait_until(lambda: server.counts["/v1/claims"] == 1)
@@ -611,5 +618,131 @@ def test_a_task_is_registered_once() -> None:
     assert worker.queues == ["default", "mail"]
     with pytest.raises(ValueError, match="twice"):
         worker.task("t")(lambda: None)
-    with pytest.raises(ValueError, match="concurrency"):
-        Worker(concurrency=0)
+
+
+def test_a_decorator_needs_no_parentheses() -> None:
+    worker = Worker()
+
+    @worker.task
+    def ship(payload: Any) -> Any:
+        return payload
+
+    assert worker.registry.names() == ["ship"]
+    assert ship(3) == 3
+    with pytest.raises(TypeError, match="task's name is text"):
+        worker.task(7)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "words"),
+    [
+        ({"queues": "shop"}, TypeError, r"queues=\['shop'\]"),
+        ({"queues": 3}, TypeError, "queues is a list"),
+        ({"queues": [3]}, TypeError, "queues: a queue's name is text, not 3"),
+        ({"queues": ["a b"]}, ValueError, "queues: 'a b' is no queue's name: use 1 to 100"),
+        ({"queues": [""]}, ValueError, "queues: ''"),
+        ({"concurrency": "8"}, TypeError, "concurrency is a whole number, not '8'"),
+        ({"concurrency": True}, TypeError, "concurrency"),
+        ({"concurrency": 0}, ValueError, "concurrency is 1 to 1000, not 0"),
+        ({"lease_seconds": 0.5}, ValueError, "lease_seconds is 1 to 3600"),
+        ({"lease_seconds": "30"}, TypeError, "lease_seconds is a number of seconds"),
+        ({"grace_seconds": float("nan")}, ValueError, "grace_seconds"),
+        ({"name": "two\nlines"}, ValueError, "name: "),
+        ({"urls": "127.0.0.1:7281"}, ValueError, "write it as http://127.0.0.1:7281"),
+    ],
+)
+def test_a_wrong_argument_is_named_at_once(options: dict[str, Any], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        Worker(**options)
+
+
+async def test_a_worker_with_nothing_to_do_says_so_before_it_asks(server: FakeServer) -> None:
+    with pytest.raises(errors.NothingToDo, match=r"@worker\.task"):
+        await make(server).serve()
+    with pytest.raises(errors.NothingToDo, match="queues="):
+        await make(server, task="t", queues=[]).serve()
+    assert not server.requests
+    with pytest.raises(ValueError, match="'a b' is no queue's name"):
+        Worker().task("t", queue="a b")
+
+
+# ---------------------------------------------------------------- what it tells
+
+
+async def test_a_failed_attempt_is_told_on_one_line(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    worker = make(server)
+
+    @worker.task("bad")
+    async def bad() -> None:
+        raise ValueError("one\ntwo")
+
+    job_id = server.add("bad")
+    with caplog.at_level("DEBUG", logger="horae"):
+        async with serving(worker):
+            await server.wait_until(lambda: bool(server.jobs[job_id]["errors"]))
+    (told,) = [record for record in caplog.records if record.getMessage().startswith("attempt_failed")]
+    assert told.levelname == "WARNING"
+    expected = f'attempt_failed task=bad job_id={job_id} attempt=1 of=5 retry=True error="ValueError: one\\ntwo"'
+    assert told.getMessage() == expected
+    (below,) = [record for record in caplog.records if record.getMessage().startswith("attempt_traceback")]
+    assert below.levelname == "DEBUG"
+    assert "in bad" in below.getMessage()
+
+
+async def test_a_cluster_that_is_away_and_back_is_told(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    worker = make(server, task="t")
+    worker.tell_seconds = 0
+    server.fault("/v1/claims", "cut")
+    with caplog.at_level("INFO", logger="horae"):
+        async with serving(worker):
+            job_id = server.add("t")
+            await server.wait_finished(job_id)
+    told = [record.getMessage() for record in caplog.records]
+    away = [line.startswith("cluster_unreachable") and server.url in line for line in told].index(True)
+    back = [line.startswith("cluster_reached after_seconds=") for line in told].index(True)
+    assert away < back
+
+
+async def test_a_stop_without_a_cluster_is_silent(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody was there to grant anything: a claim without an answer left nothing behind."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        worker = Worker(f"http://127.0.0.1:{sock.getsockname()[1]}")
+        worker.task("t")(lambda: None)
+        with caplog.at_level("INFO", logger="horae"):
+            async with serving(worker):
+                await asyncio.sleep(0)
+    assert [line.split()[0] for line in caplog.messages] == ["worker_started", "worker_stopped"]
+
+
+SHOP = """
+import os, signal
+from horae import Worker
+worker = Worker({url!r})
+{logging}
+@worker.task
+def last(payload):
+    os.kill(os.getpid(), signal.SIGTERM)
+worker.run()
+"""
+
+
+@pytest.mark.parametrize(
+    ("logging", "shown"),
+    [
+        ("", r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z info worker_started .* tasks=last .*\n.* worker_stopped .*\n"),
+        ("import logging; logging.basicConfig(level=logging.ERROR)", ""),
+    ],
+)
+async def test_a_worker_shows_what_it_does_if_logging_is_not_set_up(
+    server: FakeServer, logging: str, shown: str
+) -> None:
+    server.add("last")
+    program = SHOP.format(url=server.url, logging=logging)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, stderr=asyncio.subprocess.PIPE, env=dict(os.environ)
+    )
+    async with asyncio.timeout(30):
+        _, told = await process.communicate()
+    assert process.returncode == 0
+    assert re.fullmatch(shown, told.decode()), told.decode()

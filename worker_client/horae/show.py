@@ -1,0 +1,146 @@
+"""What the commands print: tables on a terminal or in a pipe, and JSON as the contract writes it.
+
+Not here: whom to ask, exit codes, refusals (`cli.py`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from horae.jobs import Job
+from horae.wire import ClusterView
+
+STATE_STYLES = {
+    "succeeded": "green",
+    "dead": "red",
+    "running": "cyan",
+    "ready": "blue",
+    "pending": "yellow",
+    "cancelled": "magenta",
+    "expired": "magenta",
+}
+
+
+def _console() -> Console:
+    """Colours and the terminal's width on a terminal only: piped output keeps whole lines."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, no_color=True, width=10_000)
+
+
+def print_json(value: Any) -> None:
+    """As the contract writes it, times with milliseconds."""
+    plain = msgspec.to_builtins(value, builtin_types=(datetime,))
+    print(json.dumps(plain, default=_rfc3339, ensure_ascii=False, indent=2))
+
+
+def _rfc3339(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def print_table(head: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in head:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+    _console().print(table)
+
+
+def show_job(job: Job) -> None:
+    """One job, line by line, what is empty left out."""
+    lines: dict[str, str | Text] = {
+        "id": job.id,
+        "task": job.task,
+        "queue": job.queue,
+        "state": _state(job),
+        "attempt": f"{job.attempt} of {job.max_attempts}" + (f", {job.lost} lost" if job.lost else ""),
+        "run at": _time(job.run_at),
+        "finished at": _time(job.finished_at),
+        "payload": _value(job.payload),
+        "progress": _value(job.progress),
+        "result": _value(job.result) if job.state == "succeeded" else "",
+        "last error": _error(job),
+    }
+    grid = Table.grid(padding=(0, 2))
+    for name, line in lines.items():
+        if line:
+            grid.add_row(Text(name, style="dim"), line if isinstance(line, Text) else Text(line))
+    _console().print(grid)
+
+
+def _state(job: Job) -> Text:
+    text = job.state + (f" ({job.dead_reason})" if job.dead_reason else "")
+    if job.cancel_requested and not job.finished:
+        text += " (cancel requested)"
+    return Text(text, style=STATE_STYLES.get(job.state, ""))
+
+
+def _error(job: Job) -> str:
+    return f"{job.last_error.type}: {job.last_error.message}" if job.last_error is not None else ""
+
+
+def _value(value: Any) -> str:
+    return "" if value is None else msgspec.json.encode(value).decode()
+
+
+def _time(moment: datetime | None) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z" if moment is not None else ""
+
+
+def show_jobs(found: Sequence[Job]) -> None:
+    """A line a job."""
+    rows: list[list[str | Text]] = [
+        [j.id, j.task, j.queue, _state(j), f"{j.attempt}/{j.max_attempts}", _time(j.run_at)] for j in found
+    ]
+    print_table(["id", "task", "queue", "state", "attempt", "run at"], rows)
+
+
+def show_cluster(view: ClusterView) -> None:
+    """The members as the leader sees them."""
+    head = f"cluster {view.cluster}  leader {view.leader or 'none'}  term {view.term}  applied {view.applied_index}"
+    _console().print(Text(f"{head}  version {view.version}"))
+    print_table(["node", "role", "url", "connected", "match", "lag", "skew s"], _member_rows(view))
+
+
+def show_local_views(views: Mapping[str, ClusterView | str]) -> None:
+    """What each node says of itself, by its URL; text: why it says nothing."""
+    rows: list[list[str | Text]] = [
+        ["?" if isinstance(view, str) else view.node, url, _local_view(view)] for url, view in views.items()
+    ]
+    print_table(["node", "url", "its own view"], rows)
+
+
+def _local_view(view: ClusterView | str) -> str:
+    if isinstance(view, str):
+        return view
+    others = [member.node for member in view.members if member.connected and member.node != view.node]
+    sees = f"sees {', '.join(others)}" if others else "sees no other node"
+    leader = f"leader {view.leader}" if view.leader else "no leader"
+    return f"{leader}; {view.node} {sees}; {view.role}, term {view.term}, applied {view.applied_index}"
+
+
+def _member_rows(view: ClusterView) -> list[list[str]]:
+    return [
+        [
+            member.node,
+            member.role,
+            member.url,
+            "yes" if member.connected else "no",
+            _number(member.match_index),
+            _number(member.lag),
+            "-" if member.clock_skew_seconds is None else f"{member.clock_skew_seconds:.3f}",
+        ]
+        for member in view.members
+    ]
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
