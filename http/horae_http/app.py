@@ -79,6 +79,9 @@ class App:
         """Requests whose answer is not yet ready."""
         self.stopping = False
         """New requests, but those that watch the node, are turned away with `shutting_down`."""
+        self._waits: set[asyncio.Task[Any]] = set()
+        """Requests that may wait for long: claims, and readings with `wait_seconds`."""
+        self._cut_short: set[asyncio.Task[Any]] = set()
         self.idle = asyncio.Event()
         """Set while no request is open."""
         self.idle.set()
@@ -86,6 +89,16 @@ class App:
     def close(self) -> None:
         """Free what the application owns. A second call does nothing."""
         self._forwarder.close()
+
+    def stop_waiting(self) -> None:
+        """The node goes down: new requests are turned away, and those that only wait are told to ask another node.
+
+        What a claim is granted meanwhile goes straight back, as when its caller hangs up.
+        """
+        self.stopping = True
+        self._cut_short |= self._waits
+        for task in self._waits:
+            task.cancel()
 
     async def handle(self, request: web.BaseRequest) -> Answer:
         """The answer to any request. Raises: ConnectionError when the caller is gone; CancelledError."""
@@ -111,6 +124,13 @@ class App:
             return await self._serve(request)
         except (Failure, Refused, NotApplied, OutcomeUnknown) as error:
             return _problem_answer(errors.problem_of(error), errors.header_lines_of(error))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task not in self._cut_short:
+                raise  # the caller hung up
+            self._cut_short.discard(task)
+            task.uncancel()
+            return _problem_answer(errors.problem("shutting_down", "this node is going down: ask another one"))
         except ConnectionError:
             raise
         except (Fatal, StorageFailed) as error:
@@ -148,11 +168,21 @@ class App:
     async def _serve_body(
         self, request: web.BaseRequest, route: Route, item: str, query: Any, holder: Holder, raw: bytes
     ) -> Answer:
-        """Serve it here, or pass it on."""
         headers = request.headers
         packed = codec.negotiate(codec.declared_type(headers), headers.get("Accept"), has_body=bool(raw))
         call = Call(item, query, raw, holder, packed, stopping=self.stopping)
-        service = self._service
+        task = asyncio.current_task()
+        if task is None or not (route.waits or getattr(query, "wait_seconds", False)):
+            return await self._serve_call(request, route, call)
+        self._waits.add(task)
+        try:
+            return await self._serve_call(request, route, call)
+        finally:
+            self._waits.discard(task)
+
+    async def _serve_call(self, request: web.BaseRequest, route: Route, call: Call) -> Answer:
+        """Serve it here, or pass it on."""
+        service, query = self._service, call.query
         if service.leading() or not route.leader or getattr(query, "consistency", None) == "local":
             began = self._loop.time()
             try:

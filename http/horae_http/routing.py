@@ -69,6 +69,8 @@ class Route(NamedTuple):
     body_bytes_max: int = wire.BODY_BYTES_MAX
     read_in_turns: Callable[[bytes, bool], Awaitable[Any]] | None = None
     """As `read`, for large bodies: it lets others have their turn."""
+    waits: bool = False
+    """It may wait for long, whatever its query says: a claim."""
     repeats: Callable[[Any], bool] = lambda body: True
     """Whether this body may be sent again when the first sending's outcome is not known."""
 

@@ -45,11 +45,11 @@ class Running:
         """The port listened on; what the system chose when 0 was asked for."""
 
     async def stop(self, grace_ms: int) -> None:
-        """Stop accepting; let open requests end within the grace; then drop every connection.
+        """Stop accepting; end those who only wait; let other requests end within the grace; then drop every connection.
 
         A request that comes meanwhile over an open connection is told `shutting_down`. The application is closed too.
         """
-        self._app.stopping = True
+        self._app.stop_waiting()
         self._listener.close()
         try:
             async with asyncio.timeout(grace_ms / 1000):

@@ -116,6 +116,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         "work",
         BodyReader(wire.ClaimRequest).read,
         wire.ClaimRequest,
+        waits=True,
         repeats=lambda body: body.claim_id is not None,
     ),
     Route(

@@ -77,6 +77,22 @@ async def test_the_open_request_ends_and_the_next_is_told(start_node: StartNode)
     await stopping
 
 
+@pytest.mark.parametrize("through", ["leader", "follower"])
+async def test_who_only_waits_is_told_at_once_when_the_node_stops(start_node: StartNode, through: str) -> None:
+    """A minute of grace: the test would run into its own time limit if the waits were not cut short."""
+    leader = await start_node()
+    leader.service.gate = asyncio.Event()
+    node = leader
+    if through == "follower":
+        node = await start_node(FakeService("n2", leads=False, leader_url=leader.url))
+    claim = asyncio.create_task(node.send("POST", "/v1/claims", b'{"worker":"w","queues":["q"],"wait_seconds":60}'))
+    await leader.service.entered.wait()
+    await asyncio.wait_for(node.running.stop(60_000), 20)
+    answer = await claim
+    assert (answer.status, answer.json["code"]) == (503, "shutting_down")
+    await asyncio.wait_for(leader.service.cancelled.wait(), 10)
+
+
 async def test_a_stopping_node_still_answers_over_kept_connections(start_node: StartNode) -> None:
     """Closed under a request that is on its way, they would leave its sender in doubt."""
     node = await start_node()
