@@ -45,5 +45,5 @@ def _misfit(journal: Journal, applied: int) -> str:
     kept = f"{journal.first_index} to {journal.last_index}" if len(journal) else "no entries"
     return (
         f"the state is at index {applied}, the log holds {kept}: they are not of one time. "
-        "Restore the whole data directory, or empty it and let the node join again under a new id"
+        "Restore the directory whole, or do as 'A node whose disk was lost' in docs/operations.md says"
     )
