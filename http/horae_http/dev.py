@@ -179,7 +179,7 @@ class _Dev:
         self._printer.say("dev", f"submitted the demo job {job_id}")
         job = await _call(session, "GET", f"{url}/v1/jobs/{job_id}?wait_seconds={JOB_S - 5:g}")
         result = json.dumps(job["result"], ensure_ascii=False)
-        self._printer.say("dev", f"the demo job is {job['state']}, attempt {job['attempt']}: {result}")
+        self._printer.say("dev", f"the demo job {_ended(job['state'])}, attempt {job['attempt']}: {result}")
         self._worker.settled = True
         return True
 
@@ -191,6 +191,10 @@ class _Dev:
 
     def _pids(self) -> dict[str, int]:
         return {child.name: child.process.pid for child in self._nodes if child.process is not None}
+
+
+def _ended(state: str) -> str:
+    return "succeeded" if state == "succeeded" else f"is {state}"
 
 
 async def _wait_until_ready(session: aiohttp.ClientSession, url: str) -> None:

@@ -95,6 +95,21 @@ _STEP = re.compile(r"\.([A-Za-z_][A-Za-z0-9_]*)|\[([0-9]+)\]")
 _UNKNOWN = re.compile(r"\AObject contains unknown field `(?P<name>.*)`\Z", re.DOTALL)
 _MISSING = re.compile(r"\AObject missing required field `(?P<name>.*)`\Z", re.DOTALL)
 _HINTS: Final = {f"Expected `str` matching regex {pattern!r}": hint for pattern, hint in PATTERN_HINTS.items()}
+_OTHER_TYPE = re.compile(r"\AExpected `(?P<wanted>[^`]+)`, got `(?P<got>[^`]+)`\Z")
+_BOUND = re.compile(r"\AExpected `(?P<type>[^`]+)` (?P<length>of length )?(?P<sign><=|>=) (?P<limit>\S+)\Z")
+_BOUND_OF_ITEMS = re.compile(
+    r"\AExpected `array` of (?P<limit>at (?:most|least) )length (?P<number>[0-9]+)(?:, got [0-9]+)?\Z"
+)
+_TYPES: Final = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "bytes": "binary",
+}
+_UNITS: Final = {"str": " characters", "array": " items", "object": " keys"}
 _NAME_CHARS_MAX = 100
 
 
@@ -129,7 +144,20 @@ def _in_words(what: str) -> str:
         return "must have an offset, such as 2026-11-29T12:00:00Z"
     if what.startswith("Invalid RFC3339"):
         return "must be a time as RFC 3339 writes it, such as 2026-11-29T12:00:00.000Z"
+    if other := _OTHER_TYPE.match(what):
+        return f"must be {_types(other['wanted'])}, not {_types(other['got'])}"
+    if bound := _BOUND.match(what):
+        unit = _UNITS.get(bound["type"], "") if bound["length"] else ""
+        limit = f"{'at least' if bound['sign'] == '>=' else 'at most'} {bound['limit']}"
+        return f"must be {_types(bound['type'])} of {limit}{unit}"
+    if items := _BOUND_OF_ITEMS.match(what):
+        return f"must be a list of {items['limit']}{items['number']} items"
     return "must be " + what.removeprefix("Expected ") if what.startswith("Expected ") else what
+
+
+def _types(names: str) -> str:
+    """`int | null` as people say it."""
+    return " or ".join(_TYPES.get(name, name) for name in names.split(" | "))
 
 
 def _pointer(path: str) -> str:

@@ -31,6 +31,11 @@ ENV_OF_OTHERS: Final = frozenset({"HORAE_URL", "HORAE_TOKEN", "HORAE_CONFIG"})
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_PUBLISHED: Final = {
+    "e2186dbdb1bb4193608605e84f33208765b5693b55edd4f730a719a100eeea6f": "the word change-me",
+    "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855": "an empty text",
+}
+"""Digests of no secret: an example's that was left in, and that of a variable that was not set."""
 
 
 class TokenRule(NamedTuple):
@@ -236,6 +241,8 @@ def _token(position: int, entry: Any) -> TokenRule:
     digest = entry.get("token_sha256")
     if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
         raise ValueError(f"{where}: token_sha256 must be 64 lower-case hex digits: printf %s TOKEN | sha256sum")
+    if digest in _PUBLISHED:
+        raise ValueError(f"{where}: token_sha256 is that of {_PUBLISHED[digest]}, which everybody knows: make your own")
     roles = entry.get("roles")
     if not isinstance(roles, list) or not roles or any(role not in ROLES for role in roles):
         raise ValueError(f"{where}: roles must be a list of {', '.join(ROLES)}, not {roles!r}")
@@ -257,7 +264,7 @@ KEYS: Final[tuple[Key, ...]] = (
         _members,
         "table of id = { raft = host:port, http = URL }; as text id=host:port@URL,…",
         None,
-        "every voter, this node too: a node that were alone by default would acknowledge without its peers",
+        "every voter, this node too: a node that knew no others would acknowledge without them",
         True,
     ),
     Key("cluster", _name, "name", "horae", "nodes of another name are refused; one cluster needs no other"),
@@ -312,6 +319,8 @@ def load_config(
             given, where = environ[key.env], key.env
         elif key.name in file_values:
             given, where = file_values[key.name], f"{path}: {key.name}"
+            if type(key.default) is int and isinstance(given, str):  # unlike a flag, the file can say a number
+                raise ConfigError(f"{where}: must be a whole number without quotes, not {given!r}")
         elif key.required:
             raise ConfigError(f"{key.name} is missing: set it in the file, as {key.env} or as {key.flag}")
         else:

@@ -66,7 +66,8 @@ def dev(tmp_path: Path, *flags: str) -> Iterator[DevRun]:
 
 def test_it_runs_a_job_ends_in_order_and_finds_its_jobs_again(tmp_path: Path) -> None:
     with dev(tmp_path) as run:
-        assert 'the demo job is succeeded, attempt 1: "Hello, world!"' in run.read_until(UP)
+        assert 'the demo job succeeded, attempt 1: "Hello, world!"' in run.read_until(UP)
+        assert re.search(r"^worker +\| \d{4}-\d\d-\d\dT[0-9:.]+Z info worker_started ", run.text, re.MULTILINE)
         assert run.end(signal.SIGINT) == 0
         after = run.text.partition("| stopping")[2]
         assert after.index("worker_stopped") < after.index("node_stopped")

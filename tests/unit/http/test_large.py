@@ -73,7 +73,7 @@ async def test_too_many_items_are_refused_whatever_they_are(node: Node, path: st
     encode, kind = (msgspec.msgpack.encode, PACKED) if packed else (msgspec.json.encode, "application/json")
     got = await node.send("POST", path, encode(body), Content_Type=kind)
     assert (got.status, got.json["code"]) == (422, "invalid")
-    assert "of at most length 1000" in got.json["detail"] or "of length <= 1000" in got.json["detail"]
+    assert "must be a list of at most 1000 items" in got.json["detail"]
     assert got.pointers[0] in ("/leases", "/jobs", "")
     assert not node.service.calls
 
@@ -81,10 +81,10 @@ async def test_too_many_items_are_refused_whatever_they_are(node: Node, path: st
 async def test_very_many_tags_are_counted_and_not_checked(node: Node) -> None:
     tags = ",".join(f'"{n}\\n":""' for n in range(80_000))  # one of them checked would be another error
     got = await node.send("POST", "/v1/jobs", b'{"task":"t","tags":{%s}}' % tags.encode())
-    assert (got.status, got.json["errors"][0]["detail"]) == (422, "must be `object` of length <= 16")
+    assert (got.status, got.json["errors"][0]["detail"]) == (422, "must be an object of at most 16 keys")
     queues = ",".join('"a b"' for _ in range(100_000))
     got = await node.send("POST", "/v1/claims", b'{"worker":"w","queues":[%s]}' % queues.encode())
-    assert (got.status, got.json["errors"][0]["detail"]) == (422, "must be `array` of length <= 1000")
+    assert (got.status, got.json["errors"][0]["detail"]) == (422, "must be a list of at most 1000 items")
 
 
 @pytest.mark.parametrize(

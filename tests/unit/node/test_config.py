@@ -217,7 +217,25 @@ def test_the_page_of_the_keys_is_what_the_code_says():
     assert page.read_text(encoding="utf-8") == config_module.render_docs()
 
 
-def test_the_example_of_deploy_is_valid():
-    config = load_config(REPOSITORY / "deploy" / "node.toml")
+def test_the_example_of_deploy_starts_with_a_token_of_ones_own_only(write):
+    text = (REPOSITORY / "deploy" / "node.toml").read_text(encoding="utf-8")
+    assert "there are no tokens" in refusal(write(text))
+    own = (
+        text.replace("# [[tokens]]", "[[tokens]]").replace("# token_sha256", "token_sha256").replace("# roles", "roles")
+    )
+    assert "token_sha256 must be 64 lower-case hex digits" in refusal(write(own))
+    config = load_config(write(own.replace("…", SHA)))
     assert len(config.members) == 3
-    assert config.tokens
+    assert config.tokens[0].token_sha256 == SHA
+
+
+@pytest.mark.parametrize(("word", "name"), [(b"change-me", "the word change-me"), (b"", "an empty text")])
+def test_a_token_that_everybody_knows_is_refused_by_name(write, word: bytes, name: str):
+    digest = hashlib.sha256(word).hexdigest()
+    text = THREE + f'[[tokens]]\ntoken_sha256 = "{digest}"\nroles = ["read"]\n'
+    assert f"entry 1: token_sha256 is that of {name}, which everybody knows" in refusal(write(text))
+
+
+def test_a_number_in_quotes_is_refused_in_a_file(write):
+    path = write('heartbeat_ms = "70"\n' + THREE)
+    assert refusal(path) == f"{path}: heartbeat_ms: must be a whole number without quotes, not '70'"
