@@ -25,7 +25,7 @@ from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.service import Service
 
 LEADER_WAIT_S: Final = 2.0
-"""How long a request waits for a leader (API.md): most elections are over by then."""
+"""How long a request waits for a leader (docs/contract.md): most elections are over by then."""
 PAUSE_S: Final = 0.05
 """Between two tries, where this node still believes in a leader that refused: a heartbeat's time."""
 ANSWER_S: Final = WAIT_SECONDS_MAX + 15.0

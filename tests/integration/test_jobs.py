@@ -1,4 +1,4 @@
-"""The contract of jobs, from outside, on three real nodes: submit, read, list, cancel, requeue, as API.md says.
+"""The contract of jobs (docs/contract.md), from outside, on three real nodes: submit, read, list, cancel, requeue.
 
 Each test has a queue of its own; those with `any_q` run at the leader and at a follower, in JSON and in MessagePack.
 """

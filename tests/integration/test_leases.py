@@ -1,4 +1,4 @@
-"""The contract of workers, from outside, on three real nodes: claims, endings, and leases that run out, as API.md says.
+"""The contract of workers (docs/contract.md), from outside, on three real nodes: claims, endings, leases that run out.
 
 Each test has a queue of its own; those with `any_q` run at the leader and at a follower, in JSON and in MessagePack.
 """

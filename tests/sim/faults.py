@@ -149,7 +149,7 @@ class Faults:
             machine.start()
 
     def _amnesia(self, rng: random.Random, span_us: int) -> Callable[[], None] | None:
-        """The power story of RAFT.md: what a majority acknowledged must not be forgotten by another majority.
+        """The power story of docs/consensus.md: what a majority acknowledged must not be forgotten by another majority.
 
         Some followers hear nothing, one more has a disk that hangs; then its power is cut, and it comes back among
         those who heard nothing, while all who surely remember are cut off.
@@ -214,7 +214,7 @@ class Faults:
         return self._cut([(one, other) for one in one_side for other in other_side], both=True)
 
     def _left_behind(self, rng: random.Random, span_us: int) -> Callable[[], None] | None:
-        """Scenario S1 of RAFT.md: a leader is cut off with proposals under way, until the others outran its log."""
+        """Rule 7 of docs/consensus.md: a leader is cut off with proposals under way, until the others outran its log."""
         leader = self._cluster.leader()
         if leader is None:
             return None

@@ -31,7 +31,7 @@ class AttemptError(Struct, frozen=True):
 
 
 class Job(Struct, frozen=True, kw_only=True):
-    """A job as it was read (API.md, "Jobs")."""
+    """A job as it was read (docs/contract.md, "Jobs")."""
 
     id: str
     execution_id: str

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class State(IntEnum):
-    """The states of a job (API.md, "Jobs"). The numbers are stored: never renumber."""
+    """The states of a job (docs/contract.md, "Jobs"). The numbers are stored: never renumber."""
 
     PENDING = 0
     READY = 1

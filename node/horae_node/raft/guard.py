@@ -2,7 +2,7 @@
 
 A pure object: messages come in through `inp`, the library's go out through `out`, time through `tick`, the rest is
 `on_connection` and `on_durable`. No loop, no socket, no file, no clock but the one it is handed; the simulator and the
-product share it. Rule numbers are those of the table in RAFT.md ("What is wrong, and the rule that mends it"):
+product share it. Rule numbers are those of the table in docs/consensus.md:
 
  1 acks, votes and vote requests wait for the disk        2 the leader's own copy counts once it is on disk
  3 nothing is truncated but a real conflict               4 an ack belongs to one term; one beyond our log is fatal

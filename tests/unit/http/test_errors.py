@@ -14,7 +14,7 @@ from horae_http.codec import negotiate
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.service import Refused
 
-# The codes of API.md, with their statuses.
+# The codes of docs/contract.md, with their statuses.
 CONTRACT = {
     "invalid": 422,
     "malformed": 400,

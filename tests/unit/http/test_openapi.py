@@ -11,7 +11,7 @@ from tests.unit.http.conftest import Node
 
 from horae import wire
 
-# What API.md names of this version's calls.
+# What docs/contract.md names of this version's calls.
 PUBLISHED = {
     ("post", "/v1/jobs"),
     ("get", "/v1/jobs"),

@@ -1,5 +1,5 @@
-"""Each rule of the guard in its smallest form. The rules are numbered as in RAFT.md; the longer stories are in
-`test_scenarios.py`.
+"""Each rule of the guard in its smallest form. The rules are numbered as in docs/consensus.md; the longer stories are
+in `test_scenarios.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The stories of RAFT.md, each of which breaks the library as shipped: told step by step against the guarded one."""
+"""Stories that break the library as shipped (docs/consensus.md), told step by step against the guarded one."""
 
 from __future__ import annotations
 
