@@ -214,7 +214,7 @@ class Faults:
         return self._cut([(one, other) for one in one_side for other in other_side], both=True)
 
     def _left_behind(self, rng: random.Random, span_us: int) -> Callable[[], None] | None:
-        """Rule 7 of docs/consensus.md: a leader is cut off with proposals under way, until the others outran its log."""
+        """Rule 7 of docs/consensus.md: a leader is cut off, proposals under way, until the others outran its log."""
         leader = self._cluster.leader()
         if leader is None:
             return None

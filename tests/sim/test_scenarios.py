@@ -1,4 +1,4 @@
-"""Faults told one by one, in whole clusters under load, over a range of seeds: what docs/consensus.md says of elections.
+"""Faults told one by one, in whole clusters under load, over a range of seeds: what docs/consensus.md says of it.
 
 Times are virtual: they are the protocol's, not this machine's.
 """

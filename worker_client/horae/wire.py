@@ -1,8 +1,8 @@
 """The contract with the outside, said once: every request and answer as a msgspec Struct, with its limits.
 
 The same definition validates requests, speaks JSON and MessagePack, and yields the schemas of `/openapi.json`
-(docs/contract.md). Imports nothing of horae; all may import it. Times in requests are datetimes with an offset; those in
-answers are RFC 3339 strings in UTC with milliseconds. Payloads, results and progress are `Raw`: opaque JSON (or
+(docs/contract.md). Imports nothing of horae; all may import it. Times in requests are datetimes with an offset, in
+answers RFC 3339 strings in UTC with milliseconds. Payloads, results and progress are `Raw`: opaque JSON (or
 MessagePack, in a MessagePack body) that no layer below decodes. What a type cannot say (two keys that contradict each
 other) a `__post_init__` says, by `Contradiction`. Next to read: `horae_http/codec.py`.
 """

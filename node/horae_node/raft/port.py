@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 ENTRY_BYTES_MAX = 1 << 20
-"""Largest entry that may be proposed. Below its batch size of 4 MiB the library never splits (docs/consensus.md, 15)."""
+"""Largest entry that may be proposed. Below its batch of 4 MiB the library never splits one (docs/consensus.md, 15)."""
 
 
 class Timing(NamedTuple):

@@ -29,7 +29,7 @@ PINNED_SHA256: Final = "e8bdf06797085d734df86e24ab4802fe87893dff77268565ec036f7a
 """Of the library's `syncobj.py` 0.3.17, the file whose private names are used below."""
 
 BATCH_BYTES: Final = 2 << 20
-"""Entries a message: above the largest entry, or the library would cut it in pieces, wrongly (docs/consensus.md, 15)."""
+"""Entries a message: above the largest entry, or the library would cut it, and wrongly (docs/consensus.md, 15)."""
 
 COMMANDS_QUEUED_MAX: Final = 10_000
 

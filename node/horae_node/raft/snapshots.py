@@ -2,8 +2,8 @@
 
 A piece is a dict: `index`, `term` (of the snapshot's last entry), `size` (of the whole), `offset`, `data`, `crc` (of
 everything up to and with this piece), `last`. One transfer a follower, from its beginning after any break: nothing of
-an older transfer or connection is ever joined to a newer one (docs/consensus.md, 8). What touches the disk is a method of its
-own (`Transfer.fill`, `Reception.write`), so that the owner can have it done in a thread. Not here: when a follower needs
+an older transfer or connection is ever joined to a newer one (docs/consensus.md, 8). What touches the disk is a method
+of its own (`Transfer.fill`, `Reception.write`): the owner can have it done in a thread. Not here: when a follower needs
 one, flow control (`guard.py`), taking and installing (the state machine, driven by `pysyncobj_adapter.py`).
 """
 
