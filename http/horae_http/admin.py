@@ -12,6 +12,7 @@ from typing import Final
 from horae import wire
 from horae_http import codec
 from horae_http.answer import JSON, Answer
+from horae_http.backup import BackupAnswer
 from horae_http.codec import BodyReader
 from horae_http.errors import Failure
 from horae_http.jobs import age_lines
@@ -25,6 +26,21 @@ async def read_cluster(service: Service, call: Call) -> Answer:
     local = call.query.consistency == "local"
     view = await service.cluster(local=local)
     return codec.answer(200, view, call.packed_out, age_lines(service) if local else b"")
+
+
+async def take_backup(service: Service, call: Call) -> Answer:
+    """A copy of the answering node's state, of one moment, as a file that `horae restore` takes."""
+    _require_all_queues(call)
+    return BackupAnswer(await service.backup(call.query.after))
+
+
+async def snapshot(service: Service, call: Call) -> Answer:
+    return codec.answer(200, service.compact(), call.packed_out)
+
+
+def _require_all_queues(call: Call) -> None:
+    if call.holder.queues is not None:
+        raise Failure("forbidden", "this concerns every queue; the token is held to some")
 
 
 async def health(service: Service, call: Call) -> Answer:
@@ -42,8 +58,7 @@ async def readiness(service: Service, call: Call) -> Answer:
 
 def _metrics(metrics_text: Callable[[], bytes]) -> Handler:
     async def metrics(service: Service, call: Call) -> Answer:
-        if call.holder.queues is not None:
-            raise Failure("forbidden", "the metrics tell of every queue; the token is held to some")
+        _require_all_queues(call)
         return Answer(200, METRICS_TYPE, metrics_text())
 
     return metrics
@@ -76,6 +91,29 @@ def routes(metrics_text: Callable[[], bytes], document: Callable[[], bytes]) -> 
             "read",
             _EMPTY,
             query=wire.ReadQuery,
+        ),
+        Route(
+            "GET",
+            "/v1/backup",
+            "backup",
+            "A copy of the answering node's state, for `horae restore`.",
+            take_backup,
+            _BYTES,
+            "admin",
+            _EMPTY,
+            query=wire.BackupQuery,
+            leader=False,
+        ),
+        Route(
+            "POST",
+            "/v1/cluster/snapshot",
+            "snapshot",
+            "Make the answering node's state durable now, and cut its log to what is still needed.",
+            snapshot,
+            {200: wire.SnapshotView},
+            "admin",
+            _EMPTY,
+            leader=False,
         ),
         Route("GET", "/healthz", "health", "The process lives.", health, _HEALTH, None, _EMPTY, leader=False),
         Route("GET", "/readyz", "readiness", "It can serve.", readiness, _READINESS, None, _EMPTY, leader=False),

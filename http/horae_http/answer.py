@@ -53,6 +53,10 @@ class Answer(web.StreamResponse):
         self._last_of_connection = close
 
     @property
+    def body_bytes(self) -> int:
+        return len(self.content)
+
+    @property
     def keep_alive(self) -> bool:
         return not self._last_of_connection
 
@@ -90,7 +94,7 @@ class Answer(web.StreamResponse):
         if self._status == 204:
             end = self.header_lines + b"\r\n"
         else:
-            end = b"%sContent-Length: %d\r\n\r\n" % (self.header_lines, len(self.content))
+            end = b"%sContent-Length: %d\r\n\r\n" % (self.header_lines, self.body_bytes)
         if self._last_of_connection:
             return start + b"Connection: close\r\n" + end
         if request.version[1] == 0:

@@ -1,7 +1,8 @@
-"""The command `horae`: the user commands of `horae.cli`, and the two that run a server, `node` and `dev`.
+"""The command `horae`: the user commands of `horae.cli`, those that run a server (`node`, `dev`), and those that carry
+its data (`backup`, `restore`, `node recover`).
 
-The server's modules are imported inside those two only, so that `horae submit` starts fast and needs none of them.
-Not here: what the commands do (`horae/cli.py`, `main.py`, `dev.py`).
+The server's modules are imported inside those only, so that `horae submit` starts fast and needs none of them.
+Not here: what the commands do (`horae/cli.py`, `main.py`, `dev.py`, `offline.py`).
 """
 
 from __future__ import annotations
@@ -16,19 +17,23 @@ import click
 from horae.cli import main_group
 
 if TYPE_CHECKING:
-    from horae_node.config import Key
+    from horae_node.config import Key, NodeConfig
 
 DEV_PORT = 7070
 EXIT_REFUSED = 2
 
 
 class NodeCommand(click.Command):
-    """`horae node`: one flag for each key of the configuration, asked for only when this command is used."""
+    """One flag for each key of the configuration, asked for only when this command is used."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        if not self.params:
-            self.params = _node_params()
+        if not any(param.name == "config" for param in self.params):
+            self.params += _node_params()
         return super().get_params(ctx)
+
+
+class NodeGroup(NodeCommand, click.Group):
+    """`horae node` runs one; below it is what is done to a node that does not run."""
 
 
 def _node_params() -> list[click.Parameter]:
@@ -45,26 +50,79 @@ def _metavar(key: Key) -> str:
     return text.upper() if text.isalpha() else text
 
 
-def _run_node(config: Path | None, **flags: str | None) -> None:
-    from horae_node.config import load_config
-    from horae_node.errors import ConfigError
-
-    given = {name: value for name, value in flags.items() if value is not None}
-    try:
-        loaded = load_config(config, flags=given, environ=os.environ)
-    except ConfigError as error:
-        click.echo(f"horae: {error}", err=True)
-        sys.exit(EXIT_REFUSED)
+@click.pass_context
+def _run_node(ctx: click.Context, /, config: Path | None, **flags: str | None) -> None:
+    if ctx.invoked_subcommand is not None:
+        ctx.obj = (config, flags)
+        return
+    loaded = _load(config, flags)
     from horae_http.main import run_node
 
     sys.exit(run_node(loaded))
 
 
-node = NodeCommand(
+@click.pass_context
+def _recover(ctx: click.Context, /, config: Path | None, yes_i_lose: bool, **flags: str | None) -> None:
+    outer_config, outer_flags = ctx.obj
+    merged = {name: flags[name] if flags[name] is not None else outer_flags[name] for name in flags}
+    loaded = _load(config or outer_config, merged)
+    from horae_http.offline import run_recover
+
+    run_recover(loaded, sure=yes_i_lose)
+
+
+def _load(config: Path | None, flags: dict[str, str | None]) -> NodeConfig:
+    from horae_node.config import load_config
+    from horae_node.errors import ConfigError
+
+    given = {name: value for name, value in flags.items() if value is not None}
+    try:
+        return load_config(config, flags=given, environ=os.environ)
+    except ConfigError as error:
+        click.echo(f"horae: {error}", err=True)
+        sys.exit(EXIT_REFUSED)
+
+
+node = NodeGroup(
     "node",
     callback=_run_node,
+    invoke_without_command=True,
     help="Run one node until SIGTERM or Ctrl-C. Each key: a flag, else its HORAE_ variable, else the file.",
 )
+node.add_command(
+    NodeCommand(
+        "recover",
+        callback=_recover,
+        params=[click.Option(["--yes-i-lose"], is_flag=True, help="The other members are gone for good.")],
+        help="Make a stopped node a cluster of its own, when the majority is lost for good. Without --yes-i-lose it "
+        "only says what would be lost. The configuration's members name this node alone.",
+    )
+)
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--url", "urls", multiple=True, metavar="URL", help="A node's base URL; repeat it for several.")
+@click.option("--token", envvar="HORAE_TOKEN", help="Bearer token with the role admin (HORAE_TOKEN).")
+@click.option("--force", is_flag=True, help="Replace FILE.")
+def backup(file: Path, urls: tuple[str, ...], token: str | None, force: bool) -> None:
+    """Save the cluster's whole state as FILE: of one moment, with all that was acknowledged before, checked."""
+    from horae_http.offline import run_backup
+
+    named = list(urls) or os.environ.get("HORAE_URL", f"http://127.0.0.1:{DEV_PORT}").replace(",", " ").split()
+    run_backup(file, urls=named, token=token or None, force=force)
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--data", "data_dir", type=click.Path(path_type=Path), required=True, help="The directory to be made.")
+@click.option("--node-id", required=True, metavar="NAME", help="Whose it will be.")
+@click.option("--cluster", required=True, metavar="NAME", help="The new cluster's name.")
+def restore(file: Path, data_dir: Path, node_id: str, cluster: str) -> None:
+    """Make a data directory for a node of a new cluster from a backup. Do it for every member, from the same FILE."""
+    from horae_http.offline import run_restore
+
+    run_restore(file, data_dir=data_dir, node_id=node_id, cluster=cluster)
 
 
 @click.command()
@@ -89,6 +147,8 @@ def dev(nodes: str, **options: Any) -> None:
 
 
 main_group.add_command(node)
+main_group.add_command(backup)
+main_group.add_command(restore)
 main_group.add_command(dev)
 
 

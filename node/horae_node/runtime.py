@@ -18,6 +18,7 @@ from prometheus_client.core import GaugeMetricFamily
 from horae import wire
 from horae_node import logs, reads
 from horae_node.applier import Applier
+from horae_node.backup import Backups
 from horae_node.clock import Clock
 from horae_node.config import NodeConfig
 from horae_node.core import views
@@ -106,6 +107,7 @@ class Node:
             finishes=self._finishes,
             metrics=self._metrics,
             cluster_view=self._cluster_view,
+            backups=Backups(self._applier, self._raft, self._host.snapshot_dir),
         )
         self._applier.on_entry(self._on_entry)
         self._applier.on_install(self._finishes.release_all)

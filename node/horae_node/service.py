@@ -15,6 +15,7 @@ from typing import TypeVar
 from horae import wire
 from horae_node import reads, translate
 from horae_node.applier import Applier
+from horae_node.backup import Backup, Backups
 from horae_node.core import views
 from horae_node.core.commands import CancelJob, Command, DeleteJob, RequeueJob, RunJobNow, SubmitBatch, SubmitJob
 from horae_node.core.model import FINISHED, JobSpec
@@ -121,6 +122,7 @@ class Service:
         finishes: Finishes,
         metrics: Metrics,
         cluster_view: Callable[[], wire.ClusterView],
+        backups: Backups,
     ) -> None:
         self._node_id = node_id
         self._urls = {member.node_id: member.http_url for member in members}
@@ -131,6 +133,7 @@ class Service:
         self._finishes = finishes
         self._counter = cache(metrics.commands.labels)
         self._cluster_view = cluster_view
+        self._backups = backups
         self._leader_known: list[asyncio.Future[None]] = []
         self._followed: str | None = None
         """Whose word this node last took, itself included."""
@@ -410,6 +413,18 @@ class Service:
         if not local:
             await self._raft.read_barrier()
         return self._cluster_view()
+
+    async def backup(self, after_index: int) -> Backup:
+        """A copy of this node's state with at least the entry `after_index` in it. The caller closes it.
+
+        Raises: `NotApplied` (`rate_limited`, `storage_full`, `no_leader`).
+        """
+        return await self._backups.open(after_index)
+
+    def compact(self) -> wire.SnapshotView:
+        """Make this node's state durable, and cut its log to what is still needed. Raises: `NotApplied`."""
+        durable_index, first_index = self._backups.compact()
+        return wire.SnapshotView(self._node_id, durable_index, first_index)
 
     # ------------------------------------------------------------------ inside
 

@@ -7,7 +7,6 @@ Not here: the configuration alone (`config.py`). Next to read: `runtime.py`.
 
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 from typing import Final
@@ -17,6 +16,7 @@ import msgspec
 from horae_node.config import Address, NodeConfig
 from horae_node.errors import ConfigError
 from horae_storage.directory import open_directory
+from horae_storage.files import write_atomically
 
 VOTERS_FILE: Final = "voters.json"
 
@@ -37,16 +37,11 @@ def require_surroundings(config: NodeConfig) -> None:
 
 
 def _require_same_voters(config: NodeConfig) -> None:
-    path = config.data_dir / VOTERS_FILE
     ids = [member.node_id for member in config.members]
-    try:
-        found = msgspec.json.decode(path.read_bytes(), type=list[str])
-    except FileNotFoundError:
-        _write_synced(path, msgspec.json.encode(ids) + b"\n")
-        return
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read ({error}): write the ids of all members into it, as {ids}") from error
-    if found != ids:
+    found = read_voters(config.data_dir)
+    if found is None:
+        write_voters(config.data_dir, ids)
+    elif found != ids:
         theirs = ", ".join(found)
         raise ConfigError(
             f"members are {', '.join(ids)}, but {config.data_dir} belongs to a cluster of {theirs}: "
@@ -54,19 +49,22 @@ def _require_same_voters(config: NodeConfig) -> None:
         )
 
 
-def _write_synced(path: Path, data: bytes) -> None:
-    """Whole or not at all, also after a power cut."""
-    new = path.with_suffix(".new")
-    with new.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+def read_voters(data_dir: Path) -> list[str] | None:
+    """The ids of the cluster's members as written down at the first start; None before it. Raises: `ConfigError`."""
+    path = data_dir / VOTERS_FILE
     try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        return msgspec.json.decode(path.read_bytes(), type=list[str])
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error}): write the ids of all members into it, as a list"
+        ) from error
+
+
+def write_voters(data_dir: Path, ids: list[str]) -> None:
+    """Whole or not at all, also after a power cut."""
+    write_atomically(data_dir / VOTERS_FILE, msgspec.json.encode(ids) + b"\n")
 
 
 def _require_free_port(key: str, address: Address) -> None:

@@ -50,6 +50,11 @@ class Directory:
             self._identity["initialised"] = True
             _write_identity(self.path, self._identity)
 
+    def renew_incarnation(self) -> None:
+        """Be another directory to every peer that has met this one. Raises: `DirectoryUnusable`."""
+        self._identity["incarnation"] = os.urandom(16).hex()
+        _write_identity(self.path, self._identity)
+
     def close(self) -> None:
         """Give up the lock. A second call does nothing."""
         if self._lock_fd is not None:

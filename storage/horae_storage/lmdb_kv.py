@@ -310,7 +310,15 @@ def publish_new(temporary: Path, path: Path) -> None:
 
 
 def _file_of(directory: Path, generation: int) -> Path:
-    return directory / f"{generation:08d}{_SUFFIX}"
+    return directory / _name_of(generation)
+
+
+def _name_of(generation: int) -> str:
+    return f"{generation:08d}{_SUFFIX}"
+
+
+FIRST_STATE = _name_of(1)
+"""Name of the file under which a new directory's state is opened: a copy that is put there becomes it."""
 
 
 def _sweep_old_generations(directory: Path) -> int:

@@ -36,6 +36,12 @@ class FakeRaft:
             asyncio.get_running_loop().call_soon(self.commit_all)
         return future
 
+    def term_of(self, index: int) -> int:
+        return self.term
+
+    def compact(self) -> int:
+        return 1
+
     def commit_all(self) -> None:
         """Apply everything proposed so far."""
         pending, self.pending = self.pending, []

@@ -6,6 +6,7 @@ The clock is the caller's; timers are the loop's. Not here: HTTP, Raft, disks.
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,6 +14,7 @@ from tests.helpers.fake_raft import FakeRaft
 
 from horae import wire
 from horae_node.applier import Applier
+from horae_node.backup import Backups
 from horae_node.clock import ManualClock
 from horae_node.leader.session import LeaderSession
 from horae_node.metrics import Metrics
@@ -56,6 +58,7 @@ class OneNode:
             finishes=finishes,
             metrics=metrics,
             cluster_view=_no_cluster,
+            backups=Backups(self.applier, self.raft, Path()),
         )
 
         def on_entry(index: int, outcome: Any) -> None:

@@ -289,6 +289,12 @@ class ReadQuery(Request):
     consistency: Consistency = "linearizable"
 
 
+class BackupQuery(Request):
+    """`GET /v1/backup`: the copy holds at least the log entry `after` (an `applied_index` of `GET /v1/cluster`)."""
+
+    after: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+
+
 class JobQuery(ReadQuery):
     """`GET /v1/jobs/{id}`."""
 
@@ -461,6 +467,15 @@ class Health(Struct):
 
     status: Literal["ok", "unready"]
     why: str
+
+
+class SnapshotView(Struct):
+    """`POST /v1/cluster/snapshot`: the answering node's state is durable up to `durable_index`, and its log was cut to
+    begin at `first_index`."""
+
+    node: str
+    durable_index: int
+    first_index: int
 
 
 class ClusterView(Struct):

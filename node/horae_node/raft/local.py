@@ -103,6 +103,16 @@ class LocalRaft:
             raise NotApplied("no_leader", "this node has stopped")
         return self._applied
 
+    def term_of(self, index: int) -> int:
+        term = self._journal.term_at(max(index, self._journal.first_index))
+        assert term is not None
+        return term
+
+    def compact(self) -> int:
+        self._journal.cut_below(min(self._machine.durable_index, self._journal.durable_index))
+        self._wake()
+        return self._journal.first_index
+
     def on_role(self, callback: Callable[[], None]) -> None:
         self._on_role = callback
 

@@ -171,6 +171,15 @@ class Raft(Protocol):
         """
         ...
 
+    def term_of(self, index: int) -> int:
+        """Term of the log entry `index`, which must be applied; of an index below the log: that of the oldest kept."""
+        ...
+
+    def compact(self) -> int:
+        """Cut this node's log below what its state's disk does not hold, and connected followers need. The first
+        index that is kept."""
+        ...
+
     def on_role(self, callback: Callable[[], None]) -> None:
         """Call `callback()` whenever role, term or known leader changed. One callback."""
         ...

@@ -239,6 +239,26 @@ class PySyncObjRaft:
         self._wake()
         return await reader
 
+    def term_of(self, index: int) -> int:
+        # Below our first entry the exact term is known no more, nor does anybody need it: the log begins at the root.
+        term = self._journal.term_at(max(index, self._journal.first_index))
+        if term is None:
+            raise Fatal(f"the state says index {index}, the log ends at {self._journal.last_index}")
+        return term
+
+    def compact(self) -> int:
+        journal, core = self._journal, self._core
+        allowed = [self._machine.durable_index, core.applied, journal.durable_index]
+        if core.state == LEADER:
+            links = self._guard.links.values()
+            allowed += [core.match_index.get(link.peer, 0) for link in links if link.connected]
+            held_at = self._guard.holding_index
+            allowed += [] if held_at is None else [held_at]
+        if min(allowed) > journal.first_index:
+            journal.cut_below(min(allowed))
+            self._wake()
+        return journal.first_index
+
     def on_role(self, callback: Callable[[], None]) -> None:
         self._on_role = callback
 
@@ -479,7 +499,7 @@ class PySyncObjRaft:
                 self._snapshots_taken += 1
                 path = self._directory / f"taken-{self._snapshots_taken}.snapshot"
                 try:
-                    info = await self._machine.take_snapshot(path, self._term_of)
+                    info = await self._machine.take_snapshot(path, self.term_of)
                 except StorageFull as error:
                     path.unlink(missing_ok=True)
                     _events.warning("snapshot_put_off", reason=str(error))
@@ -491,13 +511,6 @@ class PySyncObjRaft:
         finally:
             self._snapshot_task = None
         self._wake()
-
-    def _term_of(self, index: int) -> int:
-        # Below our first entry the exact term is known no more, nor does anybody need it: the log begins at the root.
-        term = self._journal.term_at(max(index, self._journal.first_index))
-        if term is None:
-            raise Fatal(f"the state says index {index}, the log ends at {self._journal.last_index}")
-        return term
 
     def _begin_install(self, snapshot: SnapshotInfo) -> None:
         reception = self._intake.reception

@@ -28,6 +28,8 @@ PUBLISHED = {
     ("post", "/v1/leases/heartbeat"),
     ("post", "/v1/leases/complete"),
     ("get", "/v1/cluster"),
+    ("get", "/v1/backup"),
+    ("post", "/v1/cluster/snapshot"),
     ("get", "/healthz"),
     ("get", "/readyz"),
     ("get", "/metrics"),

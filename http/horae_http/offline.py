@@ -1,0 +1,77 @@
+"""The commands that carry data in and out of a cluster: `horae backup`, `horae restore`, `horae node recover`.
+
+Exit codes as the user commands': 0 done, 1 refused, 2 bad usage or surroundings, 3 not reachable. Each refusal is one
+line with the next step. Not here: what is done (`backup.py`, `horae_node/restore.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, NoReturn
+
+from horae_http import backup
+from horae_node import restore
+from horae_node.clock import SystemClock
+from horae_node.config import NodeConfig
+from horae_node.errors import ConfigError
+from horae_storage.errors import StorageError
+
+EXIT_REFUSED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_UNREACHABLE: Final = 3
+
+
+def run_backup(file: Path, *, urls: list[str], token: str | None, force: bool) -> None:
+    """`horae backup FILE`."""
+    if file.exists() and not force:
+        _fail(EXIT_USAGE, f"{file} exists: choose another name, or --force to replace it once the new one is complete")
+    try:
+        meta, size_bytes = asyncio.run(backup.fetch(urls, token, file))
+    except backup.Unreachable as error:
+        _fail(EXIT_UNREACHABLE, str(error))
+    except (backup.BackupRefused, StorageError) as error:
+        _fail(EXIT_REFUSED, str(error))
+    except OSError as error:
+        _fail(EXIT_USAGE, f"{file} cannot be written: {error.strerror or error}")
+    print(f"{file}: cluster {meta.cluster} at entry {meta.last_index}, {size_bytes} bytes, checked")
+
+
+def run_restore(file: Path, *, data_dir: Path, node_id: str, cluster: str) -> None:
+    """`horae restore FILE`."""
+    try:
+        meta = restore.restore(file, data_dir, cluster=cluster, node_id=node_id, clock=SystemClock())
+    except (ConfigError, StorageError) as error:
+        _fail(EXIT_USAGE, str(error))
+    print(f"{data_dir}: node {node_id} of cluster {cluster}, from {meta.cluster} at entry {meta.last_index}")
+    print("Restore the same file for every member of the new cluster before any of them is started.")
+
+
+def run_recover(config: NodeConfig, *, sure: bool) -> None:
+    """`horae node recover`."""
+    try:
+        if not sure:
+            _print_survivor(config, restore.survey(config, SystemClock()))
+            _fail(EXIT_REFUSED, "nothing was changed: give --yes-i-lose if the other members are gone for good")
+        survivor = restore.recover(config, SystemClock())
+    except (ConfigError, StorageError) as error:
+        _fail(EXIT_USAGE, str(error))
+    _print_survivor(config, survivor)
+    print(f"Done: {config.node_id} is the only member now. Never start the others on their old directories again.")
+
+
+def _print_survivor(config: NodeConfig, found: restore.Survivor) -> None:
+    moment = datetime.fromtimestamp(found.now_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    print(f"{config.data_dir}: node {config.node_id} of cluster {config.cluster}, members {', '.join(found.voters)}")
+    print(f"  applied up to entry {found.applied_index}, cluster time {moment}")
+    print(f"  known to be committed up to entry {found.commit_index}, log ends at entry {found.last_index}")
+    print("  LOST: whatever the cluster acknowledged after that entry and this node never got.")
+    if found.last_index > found.commit_index:
+        print(f"  IN DOUBT: entries {found.commit_index + 1} to {found.last_index} take effect, acknowledged or not.")
+
+
+def _fail(code: int, line: str) -> NoReturn:
+    print("horae: " + " ".join(line.split()), file=sys.stderr)
+    sys.exit(code)

@@ -1,0 +1,172 @@
+"""The two ways back that need no running node: a new cluster from a backup, and a cluster of one from a survivor.
+
+Both work on a data directory that no node has open. `restore` makes one: the state is the backup's, and the log begins
+at the very entry that the state ends with, so that every job, token and trigger is what it was, and nothing is done
+twice. `recover` changes one: its node is the only voter from then on. Not here: the words for the operator
+(`horae_http/offline.py`), how a backup is taken (`backup.py`). Next to read: `raft/boot.py`, which checks what is made.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from horae_node.applier import Applier
+from horae_node.clock import Clock
+from horae_node.config import KEYS, NodeConfig
+from horae_node.core.model import MACHINE_VERSION
+from horae_node.errors import ConfigError
+from horae_node.raft import boot
+from horae_node.raft.pysyncobj_journal import ENTRY_NOOP
+from horae_node.raft.snapshots import InstallNote
+from horae_node.surroundings import read_voters, write_voters
+from horae_storage import peer_book, snapshot
+from horae_storage.directory import Directory, open_directory
+from horae_storage.files import sync_directory, temporary_of
+from horae_storage.lmdb_kv import FIRST_STATE, LmdbStore
+from horae_storage.log_port import LogEntry
+from horae_storage.raft_log import LmdbRaftLog
+
+
+def restore(backup: Path, data_dir: Path, *, cluster: str, node_id: str, clock: Clock) -> snapshot.SnapshotMeta:
+    """Make the data directory of a node of the new cluster `cluster`; what the backup is a copy of.
+
+    The name appears when the directory is complete and synced; what was begun before a crash is begun anew.
+    Raises: `Corrupt` for a backup that is damaged; `ConfigError` for a directory that holds something, an impossible
+    name or the old cluster's, or a state that this build does not know; `StorageError`.
+    """
+    _require_name("node_id", node_id)
+    _require_name("cluster", cluster)
+    meta = snapshot.verify(backup)
+    if meta.machine_version != MACHINE_VERSION:
+        raise ConfigError(
+            f"{backup} is of machine version {meta.machine_version}, this build knows {MACHINE_VERSION}: "
+            "restore it with the version that wrote it, or a newer one"
+        )
+    if cluster == meta.cluster:
+        raise ConfigError(
+            f"{backup} is of a cluster named {meta.cluster!r}: give the new one another name, or nodes and workers of "
+            "the two could meet"
+        )
+    if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):
+        raise ConfigError(f"{data_dir} is not empty: a restore makes a new data directory and touches no other")
+    made = temporary_of(data_dir)
+    try:
+        if made.exists():
+            shutil.rmtree(made)
+        directory = open_directory(made, cluster, node_id)
+        try:
+            _fill(directory, backup, meta, clock)
+        finally:
+            directory.close()
+        made.replace(data_dir)
+        sync_directory(data_dir.parent)
+    except OSError as error:
+        raise ConfigError(f"{data_dir} cannot be made: {error.strerror}: mend its owner, mode or disk") from error
+    return meta
+
+
+def _require_name(key: str, name: str) -> None:
+    try:
+        next(known for known in KEYS if known.name == key).parse(name)
+    except ValueError as error:
+        raise ConfigError(f"{key} {error}") from error
+
+
+def _fill(directory: Directory, backup: Path, meta: snapshot.SnapshotMeta, clock: Clock) -> None:
+    snapshot.unpack(backup, directory.state / FIRST_STATE)
+    log = _open_log(directory.log, create=True)
+    log.load()
+    log.reset([LogEntry(ENTRY_NOOP, meta.last_index, meta.last_term)])
+    log.set_vote(meta.last_term, None)
+    log.set_commit(meta.last_index)
+    log.seal()
+    log.close()
+    _look(directory, clock)
+    directory.mark_initialised()
+
+
+class Survivor(NamedTuple):
+    """What a data directory holds that is to become a cluster of one."""
+
+    voters: list[str]
+    """The members so far."""
+    applied_index: int
+    commit_index: int
+    """Highest entry that this node knew to be committed."""
+    last_index: int
+    """Entries after `commit_index` may have been acknowledged or not: they take effect."""
+    now_ms: int
+    """Cluster time of the last entry that was applied."""
+
+
+def survey(config: NodeConfig, clock: Clock) -> Survivor:
+    """What `recover` would make a cluster of. Raises as it does."""
+    directory = _open_survivor(config)
+    try:
+        return _survey(config, directory, clock)
+    finally:
+        directory.close()
+
+
+def recover(config: NodeConfig, clock: Clock) -> Survivor:
+    """Make this node, the only one in the configuration's members, the only voter of its data directory.
+
+    What it was. Its peers of before, should they come back, refuse it. A second call does nothing more.
+    Raises: `ConfigError` when members name another node too or the directory never ran; storage's refusals.
+    """
+    directory = _open_survivor(config)
+    try:
+        survivor = _survey(config, directory, clock)
+        directory.renew_incarnation()
+        (config.data_dir / peer_book.FILE_NAME).unlink(missing_ok=True)
+        write_voters(config.data_dir, [config.node_id])
+    except OSError as error:
+        raise ConfigError(f"{config.data_dir} cannot be written: {error.strerror}") from error
+    finally:
+        directory.close()
+    return survivor
+
+
+def _open_survivor(config: NodeConfig) -> Directory:
+    if len(config.members) != 1:
+        raise ConfigError(
+            f"members must name this node, {config.node_id}, alone: others would start empty and could outvote it"
+        )
+    if not config.data_dir.is_dir():
+        raise ConfigError(f"{config.data_dir} does not exist: there is nothing to recover")
+    directory = open_directory(config.data_dir, config.cluster, config.node_id)
+    if not directory.initialised:
+        directory.close()
+        raise ConfigError(f"{config.data_dir} has never held a cluster: there is nothing to recover")
+    return directory
+
+
+def _survey(config: NodeConfig, directory: Directory, clock: Clock) -> Survivor:
+    applied_index, commit_index, last_index, now_ms = _look(directory, clock)
+    voters = read_voters(config.data_dir) or [config.node_id]
+    return Survivor(voters, applied_index, max(commit_index, applied_index), last_index, now_ms)
+
+
+def _look(directory: Directory, clock: Clock) -> tuple[int, int, int, int]:
+    """Open state and log as a start would, and finish an install that was interrupted: applied, committed, last index,
+    and the cluster time. Raises: `ConfigError`, `Corrupt`."""
+    store = LmdbStore(directory.state, create=False)
+    applier = Applier(store, cluster="", clock=clock, commit_interval_ms=1, commit_commands=1)
+    try:
+        log = _open_log(directory.log, create=False)
+        try:
+            journal, state = boot.open_journal(log, applier, InstallNote(directory.snapshots))
+            return applier.applied_index, state.commit_index, journal.last_index, applier.meta().now_ms
+        finally:
+            log.close()
+    finally:
+        applier.close()
+
+
+def _open_log(path: Path, *, create: bool) -> LmdbRaftLog:
+    def post(callback: Any, value: Any) -> None:
+        """Nobody waits for a single group: `close` sees to all of them."""
+
+    return LmdbRaftLog(path, post, create=create)
