@@ -56,6 +56,10 @@ STANDARD_LIBRARY_OF_CORE: Final = frozenset(
     | {"operator", "bisect", "heapq", "collections.abc", "abc"}
 )
 WORKPLACE_WORDS: Final = tuple("".join(pair) for pair in (("/wo", "rk/"), ("/ro", "ot/"), ("/tmp", "/bash_jobs")))
+OF_OTHERS: Final = frozenset({"node.toml", "shop.py", "syncobj.py"})
+"""Files that readers make themselves, and one of a library's."""
+
+_FILE_NAME: Final = re.compile(r"(?<![\w./{}<>*-])(?:[\w-]+/)*[\w-]+\.(?:md|py|toml|txt|sh)\b(?![\w(])")
 LINES_MAX: Final = 70
 _ROOT: Final = re.compile(r"\b(root|handler|as above)\b")
 """A task's root, or the border to a user's handler, which may raise anything."""
@@ -261,6 +265,26 @@ def check_words(where: str, text: str) -> list[str]:
         for word in words
         if word in line
     ]
+
+
+def check_file_names(where: str, text: str, files: frozenset[str]) -> list[str]:
+    """A file that a page or a docstring sends its reader to is there. `files`: all paths of the repository."""
+    return [
+        f"{where}: names {name}, which is not in the repository"
+        for name in sorted(set(_FILE_NAME.findall(text)) - OF_OTHERS)
+        if not any(path == name or path.endswith("/" + name) for path in files)
+    ]
+
+
+def docstrings_of(module: Module) -> str:
+    """What a module tells its reader: the docstrings, those of constants too, and the comments."""
+    told = [
+        node.value.value
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
+    comments = [line.strip() for line in module.text.splitlines() if line.strip().startswith("#")]
+    return "\n".join([*told, *comments])
 
 
 def _dotted(node: ast.expr) -> str:

@@ -29,14 +29,39 @@ def test_there_are_modules_in_every_room():
 
 
 def test_no_file_speaks_of_where_it_was_written():
-    files = [
-        path
-        for path in REPOSITORY.rglob("*")
-        if path.suffix in TEXT_SUFFIXES and not SKIPPED & set(path.relative_to(REPOSITORY).parts) and path.is_file()
-    ]
+    files = [path for path in _own_files("*") if path.suffix in TEXT_SUFFIXES]
     assert len(files) > len(MODULES)
     found = [rules.check_words(str(path.relative_to(REPOSITORY)), path.read_text("utf-8", "replace")) for path in files]
     assert [line for lines in found for line in lines] == []
+
+
+def test_every_file_that_is_named_is_there():
+    files = frozenset(str(path.relative_to(REPOSITORY)) for path in _own_files("*"))
+    tests = [Module(str(path), path.read_text("utf-8")) for path in _own_files("*.py") if "tests" in path.parts]
+    told = {module.name: rules.docstrings_of(module) for module in [*MODULES, *tests]}
+    told |= {str(path.relative_to(REPOSITORY)): path.read_text("utf-8") for path in _own_files("*.md")}
+    assert sum(".md" in text for text in told.values()) > 10
+    found = [rules.check_file_names(where, text, files) for where, text in told.items()]
+    assert [line for lines in found for line in lines] == []
+
+
+def test_a_file_that_is_not_there_is_found():
+    files = frozenset({"docs/design.md", "node/horae_node/runtime.py"})
+    assert rules.check_file_names("x", "see docs/design.md, `runtime.py` and node.toml", files) == []
+    assert rules.check_file_names("x", "see DESIGN.md.", files) == [
+        "x: names DESIGN.md, which is not in the repository"
+    ]
+    module = Module("x", '"""See a.py."""\nLIMIT = 3\n"""As in b.py."""\n# c.py\ntext = "d.py"\n')
+    named = [line.split()[2] for line in rules.check_file_names("x", rules.docstrings_of(module), files)]
+    assert named == ["a.py,", "b.py,", "c.py,"]
+
+
+def _own_files(pattern: str) -> list[Path]:
+    return [
+        path
+        for path in REPOSITORY.rglob(pattern)
+        if path.is_file() and not SKIPPED & set(path.relative_to(REPOSITORY).parts)
+    ]
 
 
 def test_no_folder_hides_a_module_of_the_standard_library():

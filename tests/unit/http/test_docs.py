@@ -1,0 +1,28 @@
+"""The page of the contract names what is built: each code that an answer can carry, and no address that is not there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from horae_http import admin, jobs, workers
+from horae_http.errors import KINDS
+
+PAGE = (Path(__file__).parents[3] / "docs" / "contract.md").read_text(encoding="utf-8")
+ROUTES = (*jobs.ROUTES, *workers.ROUTES, *admin.routes(lambda: b"", lambda: b""))
+
+
+def test_every_code_is_on_the_page_with_its_status():
+    rows = {line for line in PAGE.splitlines() if line.startswith("|")}
+    missing = [
+        code
+        for code, kind in KINDS.items()
+        if not any(f"`{code}`" in row and str(kind.status) in row.split("|")[1] for row in rows)
+    ]
+    assert missing == []
+
+
+def test_every_address_on_the_page_is_served():
+    named = set(re.findall(r"`(GET|POST|DELETE|PUT|PATCH) (/[^`?]+)`", PAGE))
+    assert len(named) > 10
+    assert named - {(route.method, route.path) for route in ROUTES} == set()
