@@ -18,7 +18,7 @@ from horae_node.core import views
 from horae_node.core.digest import every_row
 from horae_node.core.invariants import check_invariants
 from horae_node.core.model import FINISHED, JobSpec, Run, State
-from horae_node.core.results import EntryOutcome, Granted, Rejected
+from horae_node.core.results import EntryOutcome, Granted, Rejected, Submitted
 from horae_node.core.tables import RUN, SPEC, run_of, spec_of
 from horae_storage.kv import View
 
@@ -33,6 +33,9 @@ AHEAD_MS: Final = HONEST_MS + 10
 
 DELAY_SLACK_MS: Final = 2500
 """A delay counts from cluster time, which may lag by as much as the answers that carried it were under way."""
+
+SILENCE_MS: Final = 500
+"""Between two entries of a cluster that is at work there is less."""
 
 DRIFT: Final = 0.002
 """Above what two machines' monotonic clocks may differ by, as a share."""
@@ -52,6 +55,11 @@ class Judge:
         self._tokens: dict[int, int] = {}
         self._granted_us: dict[str, list[tuple[int, int]]] = {}
         """By job: (token, when first applied)."""
+        self._entry_us = 0
+        self._silences_ms = 0
+        """How long the cluster has written nothing since its time was last right."""
+        self._lags_ms: dict[str, int] = {}
+        """By job: how far cluster time lagged when it was made."""
 
     def report(self, what: str) -> None:
         self.findings.append(f"[{self.world.now_us / SECOND:.3f} s] {what}")
@@ -83,13 +91,31 @@ class Judge:
         if index != self.max_applied + 1 and self.max_applied:
             self.report(f"entry {index} was applied after {self.max_applied} [S20]")
         self.max_applied = max(self.max_applied, index)
+        lag_ms = self._check_time(views.meta(view).now_ms)
         for one in outcome.outcomes:
             if isinstance(one, Granted):
                 if not one.repeated:
                     for seq, token in one.grants:
                         self._on_granted(view, seq, token)
+            elif isinstance(one, Submitted):
+                if one.created and (spec := views.spec(view, one.seq)) is not None:
+                    self._lags_ms[spec.id] = lag_ms
             elif isinstance(one, Rejected):
                 self.count(one.code)
+
+    def _check_time(self, cluster_ms: int) -> int:
+        """How far cluster time lags, ms. A leader that was restarted cannot know how long an outage was, if of all whom
+        it reaches a lying clock is the earliest: by so much it may lag then, and by no more."""
+        now_us = self.world.now_us
+        silence_ms, self._entry_us = (now_us - self._entry_us) // MILLISECOND, now_us
+        if silence_ms > SILENCE_MS:
+            self._silences_ms += silence_ms
+        lag_ms = max(0, self.world.true_wall_ms() - cluster_ms)
+        if cluster_ms and lag_ms > self._silences_ms + DELAY_SLACK_MS:
+            self.report(f"cluster time lags by {lag_ms} ms [L8]")
+        if lag_ms < SILENCE_MS:
+            self._silences_ms = 0
+        return lag_ms
 
     def _on_granted(self, view: View, seq: int, token: int) -> None:
         before = self._tokens.get(seq, 0)
@@ -110,7 +136,7 @@ class Judge:
             self.report(f"{job.job_id} was granted {job.due_ms - now_ms} ms before its time [S11]")
         if job.delay_ms:
             began_ms = self.world.true_wall_ms() - (self.world.now_us - _first_begin(job)) // MILLISECOND
-            if now_ms < began_ms + job.delay_ms - DELAY_SLACK_MS:
+            if now_ms < began_ms + job.delay_ms - DELAY_SLACK_MS - self._lags_ms.get(job.job_id, 0):
                 self.report(f"{job.job_id} was granted before its delay was over [S11]")
 
     # ------------------------------------------------------------------ what callers are told

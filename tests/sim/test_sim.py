@@ -24,6 +24,7 @@ FOUND: dict[int, str] = {
     709: "cluster time stood still while an honest node was away and another's clock lagged: jobs stayed pending",
     749: "of three clocks heard of five the middle one was a liar's: a job started early",
     821: "cluster time stood still, then jumped: a delay ended early",
+    700042: "a leader restarted in an outage lags by it (see README.md): allowed for, and by no more",
 }
 """Seeds that found something, and what it was: they must pass now."""
 
