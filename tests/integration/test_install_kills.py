@@ -10,8 +10,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.helpers.specs import job_spec
 from tests.integration import install_child
+from tests.unit.core.world import make_spec
 
 from horae_node import codec
 from horae_node.applier import Applier
@@ -42,7 +42,7 @@ def make_snapshot(directory: Path) -> tuple[Path, snapshot.SnapshotMeta, int]:
     applier = Applier(store, cluster="test", clock=SystemClock(), commit_interval_ms=1000, commit_commands=1000)
     for index in range(2, NEW_INDEX + 1):
         command = (
-            OpenEpoch("n1", 0) if index == 2 else SubmitJob(job_spec(id=f"j{index}", payload=bytes(2000)), None, 0, b"")
+            OpenEpoch("n1", 0) if index == 2 else SubmitJob(make_spec(f"j{index}", payload=bytes(2000)), None, 0, b"")
         )
         header = Header(ENTRY_VERSION, int(index > 2), 1_000_000, 0)
         applier.apply(index, codec.join_entry(header, [codec.pack_command(command)]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgpack
 import pytest
-from tests.helpers.specs import job_spec
+from tests.unit.core.world import make_spec
 
 from horae_node import codec
 from horae_node.core.commands import (
@@ -26,8 +26,8 @@ from horae_node.errors import Fatal
 HEADER = Header(ENTRY_VERSION, 3, 1_700_000_000_123, 42)
 COMMANDS: tuple[Command, ...] = (
     OpenEpoch("n1", 2),
-    SubmitJob(job_spec(tags=(("a", "b"),), payload=b'{"n":1}'), None, 1500, b"x" * 16),
-    SubmitBatch((SubmitJob(job_spec(id="one"), 5, 0, b""), SubmitJob(job_spec(id="zwei €"), None, 0, b""))),
+    SubmitJob(make_spec("j", tags=(("a", "b"),), payload=b'{"n":1}'), None, 1500, b"x" * 16),
+    SubmitBatch((SubmitJob(make_spec("one"), 5, 0, b""), SubmitJob(make_spec("zwei €"), None, 0, b""))),
     ClaimJobs("w", ("a", "b"), 10, None, "c1"),
     HeartbeatLease("j", 7, b"{}"),
     CompleteJob("j", 7, None),
@@ -46,7 +46,7 @@ def test_an_entry_comes_back_as_it_was() -> None:
     assert commands == COMMANDS
     assert [type(command) for command in commands] == [type(command) for command in COMMANDS]
     assert isinstance(commands[1], SubmitJob)
-    assert commands[1].spec._fields == job_spec()._fields
+    assert commands[1].spec._fields == make_spec("j")._fields
 
 
 def test_every_command_has_one_tag() -> None:
@@ -83,4 +83,4 @@ def test_what_this_build_does_not_know_is_fatal(entry: bytes) -> None:
 
 def test_a_lone_surrogate_never_reaches_the_log() -> None:
     with pytest.raises(ValueError, match="surrogates"):
-        codec.pack_command(SubmitJob(job_spec(task="\ud800"), None, 0, b""))
+        codec.pack_command(SubmitJob(make_spec("j", task="\ud800"), None, 0, b""))
