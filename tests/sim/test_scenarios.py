@@ -1,4 +1,4 @@
-"""Faults told one by one, in whole clusters under load, over a range of seeds: what docs/consensus.md says of it.
+"""Faults told one by one, in whole clusters under load, over many seeds: what docs/consensus.md says of elections.
 
 Times are virtual: they are the protocol's, not this machine's.
 """
