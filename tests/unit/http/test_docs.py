@@ -1,4 +1,4 @@
-"""The page of the contract names what is built: each code that an answer can carry, and no address that is not there."""
+"""The page of the contract names what is built: every code that an answer can carry, no address that is not there."""
 
 from __future__ import annotations
 
