@@ -126,7 +126,9 @@ def _guarded(command: Callable[..., Any], target: Target, rest: dict[str, Any]) 
         _fail(EXIT_USAGE, f"{_in_flags(error)}; correct it and try again")
     except errors.NothingToDo as error:
         _fail(EXIT_USAGE, str(error))
-    except (errors.Unreachable, errors.NoLeader, errors.ShuttingDown) as error:
+    except errors.NoLeader as error:
+        _fail(EXIT_UNREACHABLE, f"{error}; `horae cluster` shows what each node sees")
+    except (errors.Unreachable, errors.ShuttingDown) as error:
         _fail(EXIT_UNREACHABLE, f"{error}; is the cluster up at {', '.join(target.urls)}? (--url, HORAE_URL)")
     except errors.OutcomeUnknown as error:
         look = f"`horae job {error.job_id}`, or repeat with --id {error.job_id}" if error.job_id else "`horae jobs`"
@@ -327,7 +329,7 @@ def _local_views(target: Target) -> dict[str, ClusterView | str]:
         except (errors.Unauthenticated, errors.Forbidden):
             raise
         except errors.HoraeError as error:
-            views[url] = str(getattr(error, "why", error))
+            views[url] = str(getattr(error, "why", error)).removeprefix(f"{url}: ")
         else:
             to_ask += [it.url for it in view.members if it.url not in views and it.url not in to_ask]
     return views
