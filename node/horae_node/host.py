@@ -71,9 +71,11 @@ class SystemHost:
     def open(self) -> None:
         config = self._config
         self._directory = open_directory(config.data_dir, config.cluster, config.node_id)
+        self._directory.begin_run()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     def close(self) -> None:
+        self._directory.end_run()
         self._directory.close()
 
     def mark_initialised(self) -> None:

@@ -22,12 +22,13 @@ VOTERS_FILE: Final = "voters.json"
 
 
 def require_surroundings(config: NodeConfig) -> None:
-    """Check directory, voters and ports, and let go of them again.
+    """Check directory, files, voters and ports, and let go of them again. Forks: before all threads.
 
-    Raises: `ConfigError`, `ForeignDirectory`, `DirectoryInUse`, `DirectoryUnusable`.
+    Raises: `ConfigError`, `ForeignDirectory`, `DirectoryInUse`, `DirectoryUnusable`, `Corrupt`.
     """
     directory = open_directory(config.data_dir, config.cluster, config.node_id)
     try:
+        directory.require_sound()
         _require_same_voters(config)
         _require_free_port("http_listen", config.http_listen)
         if len(config.members) > 1:  # a node alone has nobody to listen to

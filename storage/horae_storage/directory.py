@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from horae_storage import scan
 from horae_storage.errors import REJOIN, DirectoryInUse, DirectoryUnusable, ForeignDirectory
 from horae_storage.files import sweep_temporaries, write_atomically
 
@@ -20,6 +21,7 @@ FORMAT_VERSION = 1
 
 _IDENTITY_NAME = "identity.json"
 _LOCK_NAME = "lock"
+_RUNNING_NAME = "running"
 _FOLDERS = ("state", "log", "snapshots")
 
 
@@ -49,6 +51,28 @@ class Directory:
         if not self.initialised:
             self._identity["initialised"] = True
             _write_identity(self.path, self._identity)
+
+    def require_sound(self) -> None:
+        """Walk the log's pages, and the state's too unless the last run ended in order. Forks: before all threads.
+
+        Raises: `Corrupt`, `DirectoryUnusable`.
+        """
+        suspects = [*self.log.glob("*.mdb")]
+        if (self.path / _RUNNING_NAME).exists():
+            suspects += sorted(self.state.glob("*.mdb"))[-1:]
+        for path in suspects:
+            scan.require_sound(path)
+
+    def begin_run(self) -> None:
+        """Say on the disk that a node is at work here, until `end_run`. Raises: `DirectoryUnusable`."""
+        try:
+            write_atomically(self.path / _RUNNING_NAME, b"")
+        except OSError as error:
+            raise _unusable(self.path, error) from error
+
+    def end_run(self) -> None:
+        """State and log were closed in order."""
+        (self.path / _RUNNING_NAME).unlink(missing_ok=True)
 
     def renew_incarnation(self) -> None:
         """Be another directory to every peer that has met this one. Raises: `DirectoryUnusable`."""

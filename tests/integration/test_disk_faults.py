@@ -1,0 +1,183 @@
+"""Real faults of real disks under running and stopped nodes: full, failing, and lying about what was written.
+
+What needs root, mounts or strace is skipped without them, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.helpers.api import LOST_ANSWER
+from tests.helpers.cluster import Cluster, NodeProcess, clean_environ, command, make_nodes, poll, running_cluster
+
+pytestmark = pytest.mark.cluster
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+DISK_MIB = 128
+"""Room for what a node reserves and for what it wants to see free; the rest is filled by the test."""
+REFUSED = 2
+FATAL = 1
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, of 128 MiB."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("SKIPPED FOR WANT OF RIGHTS: a full disk needs root and mount")
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(place)], check=False, capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"SKIPPED FOR WANT OF RIGHTS: mount says {mounted.stderr!r}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill(place: Path) -> Path:
+    """Take the last byte of room."""
+    ballast = place / "ballast"
+    with ballast.open("wb", buffering=0) as file:
+        piece = bytes(1 << 20)
+        while piece:
+            try:
+                file.write(piece)
+            except OSError:
+                piece = piece[: len(piece) // 2]
+    return ballast
+
+
+async def test_a_full_disk_refuses_writes_answers_reads_and_recovers(small_disk: Path) -> None:
+    async with Cluster(small_disk, 1) as cluster:
+        api, node = cluster.api, cluster.nodes[0]
+        (await api.call("POST", "/v1/jobs", {"id": "before", "task": "t"})).expect(201)
+        ballast = fill(small_disk)
+
+        async def refused() -> bool:
+            return (await api.call("POST", "/v1/jobs", {"task": "t"})).status == 507
+
+        await poll("writes are refused", refused)
+        (await api.call("POST", "/v1/jobs", {"task": "t"})).expect(507, "storage_full")
+        assert (await api.call("GET", "/v1/jobs/before")).expect(200)["state"] == "ready"
+        (await api.call("GET", "/v1/backup")).expect(507, "storage_full")
+        ballast.unlink()
+
+        async def accepted() -> bool:
+            return (await api.call("POST", "/v1/jobs", {"id": "after", "task": "t"})).status in (200, 201)
+
+        await poll("writes are taken again, without a restart", accepted)
+        assert node.starts == 1
+        await cluster.stop_all()
+        assert cluster.check_logs() == []
+        assert cluster.check_states() == []
+
+
+async def test_a_sync_that_fails_ends_the_node_and_loses_nothing(tmp_path: Path) -> None:
+    if shutil.which("strace") is None or os.geteuid() != 0:
+        pytest.skip("SKIPPED FOR WANT OF RIGHTS: failing a sync needs strace and root")
+    async with running_cluster(tmp_path) as cluster:
+        api, broken = cluster.api, await cluster.leader()
+        assert broken.process is not None
+        inject = ["-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO:when=20+"]
+        tracer = subprocess.Popen(  # noqa: ASYNC220 (it is waited for off the loop)
+            ["strace", "-f", "-q", "-o", str(tmp_path / "trace"), *inject, "-p", str(broken.process.pid)],
+            stderr=subprocess.PIPE,
+        )
+        acknowledged: list[str] = []
+        process = broken.process
+
+        async def ended() -> bool:
+            name = f"j{len(acknowledged)}"
+            try:
+                answer = await api.call_until_answered("POST", "/v1/jobs", {"id": name, "task": "t"})
+            except LOST_ANSWER:
+                return False
+            if answer.status in (200, 201):
+                acknowledged.append(name)
+            if tracer.poll() is not None and process.poll() is None:
+                pytest.skip(f"SKIPPED FOR WANT OF RIGHTS: strace says {tracer.communicate()[1]!r}")
+            return process.poll() is not None
+
+        try:
+            await poll("the node with the failing disk ends", ended)
+        finally:
+            if tracer.poll() is None:
+                tracer.terminate()
+            await asyncio.to_thread(tracer.communicate)
+        assert process.returncode == FATAL
+        assert " fatal " in broken.log_text()
+        cluster.kill(broken)
+        broken.log_path.rename(broken.home / "node.failed.log")  # what it says of its end is no finding
+        for name in acknowledged:
+            assert (await api.call_until_answered("GET", f"/v1/jobs/{name}")).status == 200
+        assert acknowledged
+        cluster.start(broken)
+        await cluster.wait_ready()
+
+
+def zero_every_page(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(2 * PAGE_BYTES)
+        file.write(bytes(path.stat().st_size - 2 * PAGE_BYTES))
+
+
+def cut_in_half(path: Path) -> None:
+    os.truncate(path, 2 * PAGE_BYTES)
+
+
+def flip_bits(path: Path) -> None:
+    """One bit in each 64 bytes, beyond the first pages."""
+    data = bytearray(path.read_bytes())
+    for at in range(2 * PAGE_BYTES, len(data), 64):
+        data[at] ^= 0x10
+    path.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> NodeProcess:
+    """A cluster of one that was killed in the middle of its work."""
+    return asyncio.run(run_and_kill(tmp_path_factory.mktemp("killed")))
+
+
+async def run_and_kill(home: Path) -> NodeProcess:
+    async with Cluster(home, 1, state_commit_interval_ms=20) as cluster:
+        for n in range(200):
+            body = {"id": f"j{n}", "task": "t", "payload": "x" * 2000}
+            (await cluster.api.call("POST", "/v1/jobs", body)).expect(201)
+        await cluster.digests()
+        cluster.kill_all()
+        return cluster.nodes[0]
+
+
+@pytest.mark.parametrize("name", ["state/00000001.mdb", "log/log.mdb"], ids=["state", "log"])
+@pytest.mark.parametrize("damage", [zero_every_page, cut_in_half, flip_bits])
+async def test_damage_on_a_stopped_node_refuses_the_start_in_one_line(
+    tmp_path: Path, killed: NodeProcess, name: str, damage: Callable[[Path], None]
+) -> None:
+    node = make_nodes(tmp_path, ["n1"])[0]
+    shutil.copytree(killed.data_dir, node.data_dir)
+    damage(node.data_dir / name)
+    done = await asyncio.to_thread(
+        subprocess.run,
+        command("node", "--config", str(node.config_path)),
+        capture_output=True,
+        text=True,
+        env=clean_environ(),
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == REFUSED, done
+    lines = [line for line in done.stderr.splitlines() if line.startswith("horae: ")]
+    assert done.stderr.splitlines() == lines, done.stderr
+    assert len(lines) == 1
+    assert str(node.data_dir / name) in lines[0]
+    assert "damaged" in lines[0]
