@@ -23,12 +23,12 @@ from horae_http.server import start_server
 from horae_node import logs
 from horae_node.clock import SystemClock
 from horae_node.config import NodeConfig, is_loopback
-from horae_node.errors import ConfigError
+from horae_node.errors import ConfigError, Outdated
 from horae_node.runtime import Node
 from horae_node.surroundings import require_surroundings
 from horae_storage.errors import Corrupt, DirectoryInUse, DirectoryUnusable, ForeignDirectory
 
-REFUSALS: Final = (ConfigError, ForeignDirectory, DirectoryInUse, DirectoryUnusable, Corrupt)
+REFUSALS: Final = (ConfigError, Outdated, ForeignDirectory, DirectoryInUse, DirectoryUnusable, Corrupt)
 """What the operator has to mend before a start makes sense."""
 
 EXIT_FATAL: Final = 1
@@ -102,6 +102,9 @@ async def _end_on_fatal(node: Node) -> None:
 
 def _end(error: BaseException) -> NoReturn:
     """End the process at once: nothing that the node holds can be trusted to answer well, nor to be cleaned up."""
+    if isinstance(error, Outdated):
+        print(f"horae: {error}", file=sys.stderr, flush=True)
+        os._exit(EXIT_REFUSED)
     log.error("fatal", exc=error, reason=str(error))
     logging.shutdown()
     os._exit(EXIT_FATAL)

@@ -17,7 +17,7 @@ from horae_node.core import machine, views
 from horae_node.core.commands import ENTRY_VERSION, Header
 from horae_node.core.model import MACHINE_VERSION, Meta
 from horae_node.core.results import EntryOutcome
-from horae_node.errors import Fatal
+from horae_node.errors import Fatal, Outdated
 from horae_node.raft.port import SnapshotInfo
 from horae_storage import snapshot
 from horae_storage.errors import Corrupt, StorageFull
@@ -39,7 +39,13 @@ class Applier:
         self._clock = clock
         self._commit_interval_ms = commit_interval_ms
         self._commit_commands = commit_commands
-        self._applied_index = self.meta().applied_index
+        meta = self.meta()
+        if meta.machine_version != MACHINE_VERSION:
+            raise Outdated(
+                f"the state is of machine version {meta.machine_version}, this build knows {MACHINE_VERSION}: "
+                "upgrade this node"
+            )
+        self._applied_index = meta.applied_index
         self._durable_index = self._applied_index
         self._commands_open = 0
         self._full = False
@@ -168,12 +174,12 @@ def _write_snapshot(frozen: Frozen, path: Path, meta: snapshot.SnapshotMeta) -> 
 
 
 def _make_ready(info: SnapshotInfo) -> None:
-    """Check the file, and leave of it the bare state. Raises: `Corrupt`, `Fatal`, `StorageFailed`."""
+    """Check the file, and leave of it the bare state. Raises: `Corrupt`, `Outdated`, `StorageFailed`."""
     meta = snapshot.verify(info.path)
     if (meta.last_index, meta.last_term) != (info.last_index, info.last_term):
         raise Corrupt(f"{info.path} is a snapshot at index {meta.last_index}, announced was {info.last_index}")
     if meta.machine_version != MACHINE_VERSION:
-        raise Fatal(
+        raise Outdated(
             f"the snapshot is of machine version {meta.machine_version}, this build knows {MACHINE_VERSION}: "
             "upgrade this node"
         )

@@ -1,7 +1,7 @@
 """Log entries as bytes: `[version, epoch, now_ms, lease_clock, [[tag, field, …], …]]` in MessagePack.
 
 Each command is packed once, when it arrives; an entry is a header and those bytes joined. An unknown version or tag,
-or a command with another number of fields, is `Fatal`: this build must not guess what a newer one meant.
+or a command with another number of fields, is `Outdated`: this build must not guess what a newer one meant.
 Next to read: `core/commands.py`, `proposer.py`.
 """
 
@@ -14,7 +14,7 @@ import msgpack
 
 from horae_node.core.commands import ENTRY_VERSION, TAGS, Command, Header, SubmitBatch, SubmitJob
 from horae_node.core.model import JobSpec
-from horae_node.errors import Fatal
+from horae_node.errors import Fatal, Outdated
 
 _packer = msgpack.Packer(use_bin_type=True, autoreset=True)
 _pack = _packer.pack
@@ -44,13 +44,13 @@ def join_entry(header: Header, blobs: Sequence[bytes]) -> bytes:
 
 
 def split_entry(entry: bytes) -> tuple[Header, tuple[Command, ...]]:
-    """The header and the commands of an entry. Raises: `Fatal` when it is not one that this build knows."""
+    """The header and the commands of an entry. Raises: `Outdated` for what this build does not know, `Fatal`."""
     try:
         version, epoch, now_ms, lease_clock, commands = msgpack.unpackb(entry, use_list=False)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise Fatal(f"a log entry does not decode ({error}); run the version that wrote it") from error
     if version != ENTRY_VERSION:
-        raise Fatal(
+        raise Outdated(
             f"log entry version {version} is not known to this build (knows {ENTRY_VERSION}); upgrade this node"
         )
     return Header(version, epoch, now_ms, lease_clock), tuple(map(_command, commands))
@@ -59,7 +59,7 @@ def split_entry(entry: bytes) -> tuple[Header, tuple[Command, ...]]:
 def _command(fields: tuple[Any, ...]) -> Command:
     command = TAGS.get(fields[0])
     if command is None:
-        raise Fatal(f"command tag {fields[0]} is not known to this build; upgrade this node")
+        raise Outdated(f"command tag {fields[0]} is not known to this build; upgrade this node")
     try:
         if command is SubmitJob:
             return SubmitJob(JobSpec._make(fields[1]), *fields[2:])
@@ -67,4 +67,6 @@ def _command(fields: tuple[Any, ...]) -> Command:
             return SubmitBatch(tuple(SubmitJob(JobSpec._make(job[0]), *job[1:]) for job in fields[1]))
         return command._make(fields[1:])  # type: ignore[attr-defined, no-any-return]
     except TypeError as error:
-        raise Fatal(f"command {command.__name__} has another shape in this log ({error}); upgrade this node") from error
+        raise Outdated(
+            f"command {command.__name__} has another shape in this log ({error}); upgrade this node"
+        ) from error

@@ -25,5 +25,9 @@ class Fatal(Exception):
     """An invariant is broken or the disk failed: this process must end, loudly, before it does harm."""
 
 
+class Outdated(Fatal):
+    """A newer build wrote what this one finds: it must not guess. One line with the fix, exit code 2."""
+
+
 class ConfigError(Exception):
     """Configuration or surroundings (directory, port) do not allow a start: one line with the fix, exit code 2."""

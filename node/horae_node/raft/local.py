@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from horae_node.errors import NotApplied, OutcomeUnknown
+from horae_node.errors import NotApplied, OutcomeUnknown, Outdated
 from horae_node.logs import get_log
 from horae_node.raft import boot
 from horae_node.raft.port import ENTRY_BYTES_MAX, LogLimits, RaftStatus, StateMachine
@@ -202,7 +202,8 @@ class LocalRaft:
         if not self._running:
             return
         self._running = False
-        _events.error("raft_failed", exc=error)
+        if not isinstance(error, Outdated):  # that is one line, and its end says it
+            _events.error("raft_failed", exc=error)
         self._end_waiting()
         self._on_fatal(error)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from horae_node.clock import Clock
-from horae_node.errors import Fatal, NotApplied, OutcomeUnknown
+from horae_node.errors import Fatal, NotApplied, OutcomeUnknown, Outdated
 from horae_node.logs import get_log
 from horae_node.raft import boot
 from horae_node.raft.guard import Guard, Round
@@ -417,7 +417,8 @@ class PySyncObjRaft:
         if not self._running:
             return
         self._running = False
-        _events.error("raft_failed", exc=error)
+        if not isinstance(error, Outdated):  # that is one line, and its end says it
+            _events.error("raft_failed", exc=error)
         if self._timer is not None:
             self._timer.cancel()
         self._end_waiting()

@@ -1,0 +1,122 @@
+"""Makes a golden data directory with the build whose files it shall keep: `python -m tests.golden.make_data PATH`.
+
+The directory of a cluster of one after a scripted history with every command in it; the state ends some entries before
+the log, so that opening it replays. `expected.json` says what must be found. A golden directory is made once, by the
+version that it is named after, and never again. Not here: what today's build must find in them (`test_data.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.unit.core.world import make_spec
+
+from horae_node import codec
+from horae_node.applier import Applier
+from horae_node.clock import ManualClock
+from horae_node.core import commands as c
+from horae_node.core import views
+from horae_node.core.commands import ENTRY_VERSION, Command, Header
+from horae_node.raft.pysyncobj_journal import ENTRY_NOOP, ENTRY_REGULAR
+from horae_node.surroundings import write_voters
+from horae_storage.directory import open_directory
+from horae_storage.environment import read_shape
+from horae_storage.lmdb_kv import LmdbStore
+from horae_storage.log_port import LogEntry
+from horae_storage.raft_log import LmdbRaftLog
+
+CLUSTER, NODE = "golden", "n1"
+TERM = 3
+NOW_MS = 1_700_000_000_000
+REPLAYED = 4
+"""Entries of the log that the state does not hold yet."""
+
+
+def history() -> list[tuple[Command, ...]]:
+    """One entry each. Entry `i` of the list has the log index `i + 2`; a token is the index of its claim."""
+    submit = c.SubmitJob
+    return [
+        (c.OpenEpoch(NODE, 0),),
+        tuple(submit(make_spec(f"job-{n}", payload=b'{"n":%d}' % n), None, 0, b"") for n in range(1, 9)),
+        (submit(make_spec("later", tags=(("a", "b"),), priority=5), NOW_MS + 3_600_000, 0, b"x" * 16),),
+        (submit(make_spec("fades", ttl_ms=1000), None, 500, b""), submit(make_spec("gone"), None, 90_000, b"")),
+        (c.SubmitBatch((submit(make_spec("both-1"), None, 0, b""), submit(make_spec("both-2"), None, 0, b""))),),
+        (c.ClaimJobs("worker", ("default",), 6, None, "claim-1"),),  # index 7: job-1 to job-6
+        (c.HeartbeatLease("job-1", 7, b'"half"'), c.CompleteJob("job-1", 7, b"1")),
+        (c.FailJob("job-2", 7, "ValueError", "no", "", True, None), c.FailJob("job-3", 7, "Bad", "", "", False, None)),
+        (c.ReleaseJob("job-4", 7, 0, None), c.CancelJob("job-5"), c.CancelJob("job-7"), c.CancelJob("gone")),
+        (c.DeleteJob("gone"), c.RunJobNow("later"), c.RequeueJob("job-3"), c.Nothing()),
+        (c.AdvanceTime(100),),
+        (c.ClaimJobs("other", ("default", "mail"), 2, 5000, ""),),
+        (c.AdvanceTime(100),),
+        (submit(make_spec("last"), None, 0, b""),),
+    ]
+
+
+def entries() -> list[LogEntry]:
+    """The whole log."""
+    made = [LogEntry(ENTRY_NOOP, 1, 0)]
+    for index, commands in enumerate(history(), 2):
+        header = Header(ENTRY_VERSION, 0 if index == 2 else 1, NOW_MS + index * 1000, index * 1000)
+        data = codec.join_entry(header, [codec.pack_command(command) for command in commands])
+        made.append(LogEntry(ENTRY_REGULAR + data, index, TERM))
+    return made
+
+
+def described(applier: Applier) -> dict[str, dict[str, Any]]:
+    """What is compared, as plain JSON: the machine's own record, each job as it stands, the counts of each queue."""
+    view = applier.view
+    numbers = range(1, applier.meta().job_seq + 1)
+    records = {f"job {seq}": run for seq in numbers if (run := views.run(view, seq)) is not None}
+    records |= {f"queue {queue}": counts for queue, counts in views.all_counts(view).items()}
+    return {name: _plain(record) for name, record in {"meta": applier.meta(), **records}.items()}
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    return {key: value.hex() if isinstance(value, bytes) else value for key, value in record._asdict().items()}
+
+
+def open_applier(store: LmdbStore) -> Applier:
+    return Applier(store, cluster=CLUSTER, clock=ManualClock(), commit_interval_ms=1000, commit_commands=10**6)
+
+
+def replay(applier: Applier, log: list[LogEntry], until: int) -> None:
+    for entry in log:
+        if applier.applied_index < entry.log_index <= until:
+            applier.apply(entry.log_index, entry.data[1:])
+
+
+def make(path: Path) -> None:
+    directory = open_directory(path, CLUSTER, NODE)
+    log = entries()
+    raft_log = LmdbRaftLog(directory.log, lambda callback, value: None)
+    raft_log.load()
+    raft_log.append(log)
+    raft_log.set_vote(TERM, NODE)
+    raft_log.set_commit(log[-1].log_index)
+    raft_log.seal()
+    raft_log.close()
+    applier = open_applier(LmdbStore(directory.state))
+    replay(applier, log, log[-1].log_index - REPLAYED)
+    applier.commit()
+    replay(applier, log, log[-1].log_index)
+    expected = described(applier)
+    # Not closed in order: that would commit the rest.
+    applier._store.abort()  # type: ignore[attr-defined]
+    applier._store.close()  # type: ignore[attr-defined]
+    directory.mark_initialised()
+    directory.close()
+    write_voters(path, [NODE])
+    (path / "expected.json").write_text(json.dumps(expected, indent=1, sort_keys=True) + "\n")
+    for file in path.rglob("*.mdb"):
+        os.truncate(file, read_shape(file).used_bytes)
+    for file in (*path.rglob("*-lock"), path / "lock"):
+        file.unlink()
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))
