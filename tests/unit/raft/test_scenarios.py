@@ -227,6 +227,31 @@ def test_a_follower_far_back_takes_a_snapshot_and_keeps_what_follows_it(script: 
     assert script["c"].journal.first_index == 42
 
 
+def test_a_new_leader_in_the_middle_of_a_transfer_sends_its_own_from_the_beginning(script: Script) -> None:
+    script.isolate("c")
+    entries = numbered("y", 20, PIECE_BYTES)
+    propose(script["a"], entries)
+    script.run("ab", 600)
+    for node in "ab":
+        script[node].give_snapshot()
+        script[node].journal.cut_below(15)
+    script.rejoin("c")
+    script["a"].core.next_index[script["a"].core.peers["c"]] = 3
+    script["a"].send()
+    assert script.deliver("a", "c", 2) == 2, "a part of it has come"
+    half = script["c"].guard._intake.reception
+    assert half is not None
+    assert half.path.exists()
+    script.elect("b", "c")
+    script["b"].core.next_index[script["b"].core.peers["c"]] = 3
+    for _ in range(3):
+        script.run("abc", 300)
+    assert script["c"].install()
+    script.run("abc", 300)
+    assert script["c"].machine.entries == entries
+    assert not half.path.exists(), "nothing of the older one is left"
+
+
 def test_an_install_keeps_a_tail_that_extends_the_snapshot(script: Script) -> None:
     propose(script["a"], numbered("y", 10))
     script["a"].send()
