@@ -24,7 +24,11 @@ CHUNK_BYTES_MAX = ENTRY_BYTES_MAX // 2
 """Commands of one call beyond this are cut into several chunks, so that a chunk always finds room in an entry."""
 
 IN_FLIGHT_MAX = 4
-"""Entries proposed and not yet applied: network, disks and machine work on different ones; more make them smaller."""
+"""Entries proposed and not yet applied, when much waits: network, disks and machine then work on different ones."""
+
+ALONE_BYTES_MAX = 16 * 1024
+"""While less than this waits, it waits for the entry under way: an entry costs as much processor time as some twenty
+single submits, so that gathering them serves more callers than sending each at once."""
 
 DATA_BYTES_MAX = ENTRY_BYTES_MAX - codec.HEADER_BYTES_MAX
 """Commands in one entry, and so the largest single one."""
@@ -200,7 +204,7 @@ class Proposer:
 
     def _flush(self) -> None:
         self._scheduled = False
-        while self._in_flight < IN_FLIGHT_MAX and self._session is not None and self._session.open:
+        while self._may_propose() and self._session is not None and self._session.open:
             header = self._session.header()
             taken, due_now = self._take()
             plan = self._session.plan(header, due_now)
@@ -209,6 +213,9 @@ class Proposer:
                 return
             for part in _cut(chunks):
                 self._propose(header, part)
+
+    def _may_propose(self) -> bool:
+        return not self._in_flight or (self._in_flight < IN_FLIGHT_MAX and self._queued_bytes >= ALONE_BYTES_MAX)
 
     def _take(self) -> tuple[list[Chunk], dict[str, int]]:
         """Chunks for one entry, in order, and the jobs per queue that they make ready."""

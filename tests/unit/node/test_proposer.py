@@ -79,19 +79,32 @@ async def test_what_waits_leaves_in_one_entry_and_each_call_gets_its_own() -> No
     assert results == [[Advanced(10 * i, False), Advanced(10 * i + 1, False)] for i in range(5)]
 
 
-async def test_entries_in_flight_are_bounded_and_what_comes_meanwhile_gathers() -> None:
+async def test_what_comes_while_an_entry_is_under_way_gathers_for_the_next() -> None:
     made, raft, _ = make(hold=True)
     calls: list[asyncio.Task[Outcome]] = []
     for i in range(6):
         calls.append(asyncio.create_task(made.run_one(AdvanceTime(i))))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-    assert len(raft.entries) == proposer.IN_FLIGHT_MAX
+    assert len(raft.entries) == 1
     raft.hold = False
     raft.commit_all()
     assert await asyncio.gather(*calls) == [Advanced(i, False) for i in range(6)]
+    assert numbers(raft.entries[1]) == [1, 2, 3, 4, 5]
+
+
+async def test_large_calls_do_not_wait_for_each_other_up_to_a_bound() -> None:
+    made, raft, _ = make(hold=True)
+    calls: list[asyncio.Task[Outcome]] = []
+    for _ in range(proposer.IN_FLIGHT_MAX + 3):
+        calls.append(asyncio.create_task(made.run_one(CompleteJob("j", 1, b"x" * proposer.ALONE_BYTES_MAX))))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert len(raft.entries) == proposer.IN_FLIGHT_MAX
+    raft.hold = False
+    raft.commit_all()
+    assert await asyncio.gather(*calls) == [Done(7)] * len(calls)
     assert len(raft.entries) == proposer.IN_FLIGHT_MAX + 1
-    assert numbers(raft.entries[-1]) == list(range(proposer.IN_FLIGHT_MAX, 6))
 
 
 async def test_a_large_call_is_cut_and_its_outcomes_stay_in_order() -> None:
