@@ -175,7 +175,7 @@ def _write_snapshot(frozen: Frozen, path: Path, meta: snapshot.SnapshotMeta) -> 
 
 def _make_ready(info: SnapshotInfo) -> None:
     """Check the file, and leave of it the bare state. Raises: `Corrupt`, `Outdated`, `StorageFailed`."""
-    meta = snapshot.verify(info.path)
+    meta = snapshot.verify(info.path, paced=True)
     if (meta.last_index, meta.last_term) != (info.last_index, info.last_term):
         raise Corrupt(f"{info.path} is a snapshot at index {meta.last_index}, announced was {info.last_index}")
     if meta.machine_version != MACHINE_VERSION:

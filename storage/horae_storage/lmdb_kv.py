@@ -22,7 +22,7 @@ from msgspec.msgpack import Encoder
 
 from horae_storage.environment import MAP_BYTES, RESERVE_BYTES, Environment, as_file_error, as_storage_error, read_shape
 from horae_storage.errors import StorageError, StorageFailed, StorageFull
-from horae_storage.files import publish, sweep_temporaries, sync_directory, temporary_of
+from horae_storage.files import PACE_BYTES, pace, publish, sweep_temporaries, sync_directory, temporary_of
 from horae_storage.kv import Row
 from horae_storage.rows import CRC_BYTES, DELETED, INTACT, corrupt_row, require_key
 
@@ -143,7 +143,7 @@ class LmdbFrozen:
             with self._lock:
                 fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
                 try:
-                    self._env.copy_compact(fd, self._txn)
+                    self._copy_paced(fd)
                 finally:
                     os.close(fd)
             publish_new(temporary, path)
@@ -152,12 +152,53 @@ class LmdbFrozen:
         finally:
             temporary.unlink(missing_ok=True)
 
+    def _copy_paced(self, fd: int) -> None:
+        """LMDB writes as fast as it can, and all of it would be synced at once in the end: both hold up the syncs of
+        the log. So it writes into a pipe, whose other end gives it to the disk bit by bit. Raises: `StorageError`."""
+        reader, writer = os.pipe()
+        drain = _Drain(reader, fd)
+        drain.start()
+        try:
+            self._env.copy_compact(writer, self._txn)
+        except StorageError:
+            if drain.error is None:
+                raise
+        finally:
+            os.close(writer)
+            drain.join()
+        if drain.error is not None:
+            raise as_file_error(drain.error, self._env.path)
+
     def release(self) -> None:
         with self._lock:
             on_release, self._on_release = self._on_release, None
         if on_release is not None:
             self._txn.abort()
             on_release(self._env)
+
+
+class _Drain(threading.Thread):
+    """Moves what comes through a pipe into a file, inside the kernel, paced and synced on the way."""
+
+    def __init__(self, reader: int, fd: int) -> None:
+        super().__init__(name="state-copy")
+        self._reader = reader
+        self._fd = fd
+        self.error: OSError | None = None
+
+    def run(self) -> None:
+        moved = 0
+        try:
+            while count := os.splice(self._reader, self._fd, PACE_BYTES):
+                moved += count
+                if moved >= PACE_BYTES:
+                    os.fdatasync(self._fd)
+                    pace()
+                    moved = 0
+        except OSError as error:
+            self.error = error
+        finally:
+            os.close(self._reader)  # whoever writes on learns it from the broken pipe
 
 
 class LmdbStore:

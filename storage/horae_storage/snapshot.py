@@ -18,7 +18,7 @@ import msgpack
 
 from horae_storage.environment import as_file_error
 from horae_storage.errors import Corrupt
-from horae_storage.files import publish, temporary_of
+from horae_storage.files import PACE_BYTES, pace, publish, temporary_of
 
 FORMAT_VERSION = 1
 
@@ -65,7 +65,7 @@ def write(source: Copyable, path: Path, meta: SnapshotMeta) -> None:
         packed = msgpack.packb(meta)
         with temporary.open("r+b") as file:
             state_bytes = os.fstat(file.fileno()).st_size
-            sha256 = _hash_of(file, state_bytes, packed)
+            sha256 = _hash_of(file, state_bytes, packed, paced=True)
             file.seek(state_bytes)
             file.write(packed + _FOOTER.pack(len(packed), state_bytes, sha256, FORMAT_VERSION, _MAGIC))
         publish(temporary, path)
@@ -75,12 +75,15 @@ def write(source: Copyable, path: Path, meta: SnapshotMeta) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def verify(path: Path) -> SnapshotMeta:
-    """Read the whole file and check it. Raises: `Corrupt` when it is not exactly what was written; `StorageFailed`."""
+def verify(path: Path, *, paced: bool = False) -> SnapshotMeta:
+    """Read the whole file and check it; `paced`: beside a node's own work.
+
+    Raises: `Corrupt` when it is not exactly what was written; `StorageFailed`.
+    """
     try:
         with path.open("rb") as file:
             footer, packed = _read_end(file, path)
-            sha256 = _hash_of(file, footer.state_bytes, packed)
+            sha256 = _hash_of(file, footer.state_bytes, packed, paced=paced)
     except OSError as error:
         raise as_file_error(error, path) from error
     if sha256 != footer.sha256:
@@ -136,14 +139,18 @@ def _read_end(file: BinaryIO, path: Path) -> tuple[_Footer, bytes]:
     return footer, packed
 
 
-def _hash_of(file: BinaryIO, state_bytes: int, packed: bytes) -> bytes:
+def _hash_of(file: BinaryIO, state_bytes: int, packed: bytes, *, paced: bool) -> bytes:
     """SHA-256 over the first `state_bytes` of the file and the packed meta."""
     sha256 = hashlib.sha256()
     file.seek(0)
-    left = state_bytes
+    left, unpaced = state_bytes, 0
     while left and (piece := file.read(min(left, _PIECE_BYTES))):
         sha256.update(piece)
         left -= len(piece)
+        unpaced += len(piece)
+        if paced and unpaced >= PACE_BYTES:
+            pace()
+            unpaced = 0
     sha256.update(packed)
     return sha256.digest()
 

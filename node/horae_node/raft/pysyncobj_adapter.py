@@ -57,6 +57,9 @@ COMPACT_EVERY_S: Final = 1.0
 SNAPSHOT_RETRY_S: Final = 5.0
 """After a snapshot failed for want of room: long enough for somebody to make some."""
 
+FEED_PAUSE_S: Final = 0.03
+"""Between two readings of 2 MiB for one follower: at most some 60 MiB/s, so that a submit waits for little of it."""
+
 _events = get_log("raft")
 
 _ROLES: Final = ("follower", "candidate", "leader")
@@ -125,6 +128,7 @@ class PySyncObjRaft:
         self._rounds: list[tuple[Round, list[asyncio.Future[int]]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._snapshot_task: asyncio.Task[None] | None = None
+        self._taking_index: int | None = None
         self._snapshots_taken = 0
         self._note_group: int | None = None
         self._compact_at = 0.0
@@ -252,8 +256,7 @@ class PySyncObjRaft:
         if core.state == LEADER:
             links = self._guard.links.values()
             allowed += [core.match_index.get(link.peer, 0) for link in links if link.connected]
-            held_at = self._guard.holding_index
-            allowed += [] if held_at is None else [held_at]
+            allowed += [at for at in (self._guard.holding_index, self._taking_index) if at is not None]
         if min(allowed) > journal.first_index:
             journal.cut_below(min(allowed))
             self._wake()
@@ -482,9 +485,10 @@ class PySyncObjRaft:
             return
         wanted = journal.cut_for(tail_bytes=limits.tail_bytes, tail_entries=limits.tail_entries)
         allowed = min(wanted, self._machine.durable_index, self._core.applied, journal.durable_index)
-        held_at = self._guard.holding_index
-        if held_at is not None and journal.data_bytes < 4 * limits.tail_bytes:
-            allowed = min(allowed, held_at)  # a receiver of that snapshot goes on from there
+        if journal.data_bytes < 4 * limits.tail_bytes:
+            for held_at in (self._guard.holding_index, self._taking_index):
+                if held_at is not None:
+                    allowed = min(allowed, held_at)  # a receiver of that snapshot goes on from there
         if allowed > journal.first_index:
             journal.cut_below(allowed)
             _events.debug("log_cut", first_index=allowed)
@@ -495,6 +499,7 @@ class PySyncObjRaft:
             self._snapshot_task = self._spawn(self._take_snapshot())
 
     async def _take_snapshot(self) -> None:
+        self._taking_index = self._core.applied  # it takes long, and is of use only while the log goes on from it
         try:
             while True:
                 self._snapshots_taken += 1
@@ -510,7 +515,7 @@ class PySyncObjRaft:
             self._shelf.put(info)
             _events.event("snapshot_taken", index=info.last_index, bytes=info.size_bytes)
         finally:
-            self._snapshot_task = None
+            self._snapshot_task = self._taking_index = None
         self._wake()
 
     def _begin_install(self, snapshot: SnapshotInfo) -> None:
@@ -574,6 +579,9 @@ class PySyncObjRaft:
     async def _read_pieces(self, transfer: Transfer) -> None:
         try:
             await asyncio.to_thread(transfer.fill)
+            self._timers_due = True
+            self._wake()
+            await asyncio.sleep(FEED_PAUSE_S)
         finally:
             transfer.feeding = False
         self._timers_due = True

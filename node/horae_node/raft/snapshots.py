@@ -20,7 +20,7 @@ from zlib import crc32
 import msgpack
 
 from horae_node.raft.port import SnapshotInfo
-from horae_storage.files import write_atomically
+from horae_storage.files import PACE_BYTES, write_atomically
 
 PIECE_BYTES: Final = 256 * 1024
 """Sent in well under a millisecond: other traffic slips in between."""
@@ -230,6 +230,7 @@ class Reception:
         self._unwritten: deque[bytes] = deque()
         self._added_bytes = 0
         self._written_bytes = 0
+        self._unsynced_bytes = 0
         self._file: BinaryIO | None = None
         self._dropped = False
         self._lock = threading.Lock()
@@ -253,6 +254,10 @@ class Reception:
                 while view:
                     view = view[self._file.write(view) or 0 :]
                 self._written_bytes += len(data)
+                self._unsynced_bytes += len(data)
+                if self._unsynced_bytes >= PACE_BYTES:  # all at once in the end would hold up the syncs of the log
+                    os.fdatasync(self._file.fileno())
+                    self._unsynced_bytes = 0
 
     def finish(self) -> None:
         """Write the rest and make the whole file durable. Blocks: call it in a thread. Raises: OSError."""
