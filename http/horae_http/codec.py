@@ -390,17 +390,10 @@ def _native_batch_item(item: wire.BatchItem) -> wire.BatchItem:
     return item if item.job is None else wire.BatchItem(job=_native_job(item.job))
 
 
-def _native_ending(result: wire.EndingResult) -> wire.EndingResult:
-    if result.job is None:
-        return result
-    return wire.EndingResult(job_id=result.job_id, status=result.status, job=_native_job(result.job))
-
-
 _NATIVE: Final[dict[type[Any], Callable[[Any], Any]]] = {
     wire.JobView: _native_job,
     wire.ClaimedJob: _native_claimed,
     wire.BatchItem: _native_batch_item,
-    wire.EndingResult: _native_ending,
 }
 
 

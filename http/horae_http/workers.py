@@ -81,7 +81,7 @@ async def end_leases(service: Service, call: Call) -> Answer:
         _ending_result(item, next(ended) if failure is None else failure)
         for item, failure in zip(items, failures, strict=True)
     ]
-    return await codec.answer_in_turns(wire.EndingsAnswer(results), "leases", call.packed_out)
+    return codec.answer(200, wire.EndingsAnswer(results), call.packed_out)
 
 
 def _settle_ending(item: wire.EndingRequest, packed: bool) -> Failure | None:
@@ -94,10 +94,10 @@ def _settle_ending(item: wire.EndingRequest, packed: bool) -> Failure | None:
 
 
 def _ending_result(
-    item: wire.EndingRequest, result: wire.JobView | Refused | NotApplied | OutcomeUnknown | Failure | None
+    item: wire.EndingRequest, result: wire.StateName | Refused | NotApplied | OutcomeUnknown | Failure | None
 ) -> wire.EndingResult:
-    if result is None or isinstance(result, wire.JobView):
-        return wire.EndingResult(job_id=item.job_id, status="ok", job=result)
+    if result is None or isinstance(result, str):
+        return wire.EndingResult(job_id=item.job_id, status="ok", state=result)
     return wire.EndingResult(job_id=item.job_id, status="error", error=errors.problem_of(result))
 
 
@@ -136,7 +136,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         "POST",
         "/v1/leases/complete",
         "endLeases",
-        "Complete, fail or release many jobs, each with its own result, in order; `ok` may come without `job`.",
+        "Complete, fail or release many jobs, each with its own result, in order.",
         end_leases,
         {200: wire.EndingsAnswer},
         "work",

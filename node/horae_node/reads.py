@@ -166,6 +166,12 @@ def claimed_job(view: View, seq: int, token: int, clocks: Clocks) -> wire.Claime
     )
 
 
+def state_name(view: View, seq: int) -> wire.StateName | None:
+    """The state of the job numbered `seq`; None when its record is gone."""
+    run = views.run(view, seq)
+    return None if run is None else _STATE_NAMES[run.state]
+
+
 def job_page(
     view: View, clocks: Clocks, *, queue: str | None, state: str | None, limit: int, cursor: str | None
 ) -> wire.JobList:

@@ -379,32 +379,15 @@ class Service:
         self._proposer.require_room(ending=True)
         return await self._change(kind, command)
 
-    async def end_many(self, request: wire.EndingsRequest) -> list[wire.JobView | Failure | None]:
-        """One result an item, in order. None: accepted, and the job is not shown.
-
-        Its record is gone already (no retention), or those before it hold `ANSWER_BYTES_MAX`: a thousand small reports
-        must not fetch a thousand large results.
-        """
+    async def end_many(self, request: wire.EndingsRequest) -> list[wire.StateName | Failure | None]:
+        """One result an item, in order: the job's state now; None: accepted, and its record is gone already."""
         self._proposer.require_room(ending=True)
         results = await self._proposer.run([translate.ending_command(item) for item in request.leases])
         self._counter("end_many").inc(len(results))
-        clocks = self._clocks()
-        ended: list[wire.JobView | Failure | None] = []
-        left_bytes = wire.ANSWER_BYTES_MAX
-        for result in results:
-            if not isinstance(result, Done):
-                ended.append(_failure(result))
-                continue
-            job = self._shown(result.seq, clocks) if left_bytes > 0 else None
-            left_bytes -= 0 if job is None else reads.content_bytes(job)
-            ended.append(job)
-        return ended
-
-    def _shown(self, seq: int, clocks: reads.Clocks) -> wire.JobView | None:
-        try:
-            return reads.job_view(self._applier.view, seq, clocks)
-        except reads.Gone:
-            return None
+        view = self._applier.view
+        return [
+            reads.state_name(view, result.seq) if isinstance(result, Done) else _failure(result) for result in results
+        ]
 
     # ------------------------------------------------------------------ the cluster
 

@@ -264,7 +264,7 @@ class FakeServer:
         if job["ending"] is None:
             self._apply(job, ending)
         self._tell()
-        return {"job_id": job["id"], "status": "ok", "job": _view(job)}
+        return {"job_id": job["id"], "status": "ok", "state": job["state"]}
 
     def _apply(self, job: dict[str, Any], ending: dict[str, Any]) -> None:
         job["ending"] = ending["outcome"]

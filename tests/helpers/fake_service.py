@@ -211,11 +211,14 @@ class FakeService:
 
     async def end_many(
         self, request: wire.EndingsRequest
-    ) -> list[wire.JobView | Refused | NotApplied | OutcomeUnknown | None]:
+    ) -> list[wire.StateName | Refused | NotApplied | OutcomeUnknown | None]:
         """A job named `gone` is accepted and has no record any more."""
         await self._enter("end_many", request)
-        lost = Refused("lease_lost", "another attempt holds it")
-        return [None if item.job_id == "gone" else self.stored.get(item.job_id, lost) for item in request.leases]
+        return [None if item.job_id == "gone" else self._state_of(item.job_id) for item in request.leases]
+
+    def _state_of(self, job_id: str) -> wire.StateName | Refused:
+        job = self.stored.get(job_id)
+        return Refused("lease_lost", "another attempt holds it") if job is None else job.state
 
     async def cluster(self, *, local: bool = False) -> wire.ClusterView:
         await self._enter("cluster", local)

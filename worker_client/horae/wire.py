@@ -437,12 +437,13 @@ class HeartbeatAnswer(Struct):
 class EndingResult(Struct, omit_defaults=True):
     """One result of the bulk ending: `status` is `ok`, or `error` with the problem the single call would have got.
 
-    `job` is left out where it is `ok` and the record is gone already, or the answer holds `ANSWER_BYTES_MAX`.
+    `state` is the job's now; left out where its record is gone already. A worker that ends a thousand attempts has no
+    use for a thousand whole jobs, which cost the leader more than the endings themselves.
     """
 
     job_id: str
     status: Literal["ok", "error"]
-    job: JobView | None = None
+    state: StateName | None = None
     error: Problem | None = None
 
 

@@ -135,7 +135,7 @@ async def test_bulk_endings_answer_each_and_a_bad_result_spares_the_others(node:
     ]
     got = await node.send("POST", "/v1/leases/complete", {"worker": "w", "leases": leases})
     done, big, lost = got.json["leases"]
-    assert (done["job_id"], done["status"], done["job"]["id"]) == ("a", "ok", "a")
+    assert (done["job_id"], done["status"], done["state"]) == ("a", "ok", node.service.stored["a"].state)
     assert (big["job_id"], big["status"], big["error"]["code"]) == ("b", "error", "too_large")
     assert (lost["job_id"], lost["status"], lost["error"]["code"]) == ("c", "error", "lease_lost")
     assert [item.job_id for item in node.service.last().leases] == ["a", "c"]
