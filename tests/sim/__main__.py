@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from tests.sim.canary import SEEDS_MAX, without
@@ -107,9 +107,20 @@ def _reports(base: int, jobs: int, canary: str | None) -> Iterator[Report]:
 
 
 def _run_quietly(seed: int, canary: str | None, schedule: list[Fault] | None = None) -> Report:
-    logging.getLogger("horae").setLevel(logging.CRITICAL + 1)  # faults are meant here: their log lines are no news
-    with without(canary) if canary is not None else nullcontext():
+    with _silence(), without(canary) if canary is not None else nullcontext():
         return run(seed, schedule)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Faults are meant here: their log lines are no news."""
+    logger = logging.getLogger("horae")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def shrink(seed: int, *, canary: str | None = None, tries_max: int = 200) -> list[Fault]:
