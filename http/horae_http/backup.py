@@ -18,7 +18,7 @@ from horae_storage.files import publish, temporary_of
 
 OCTETS: Final = b"application/octet-stream"
 PIECE_BYTES: Final = 256 * 1024
-SILENCE_S: Final = 60.0
+SILENCE_S: Final = 600.0
 """A node that sends nothing for so long is given up: copying a large state takes some seconds before the first byte."""
 
 

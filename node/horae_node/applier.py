@@ -49,6 +49,7 @@ class Applier:
         self._durable_index = self._applied_index
         self._commands_open = 0
         self._full = False
+        self._copies: dict[asyncio.Future[int], Frozen] = {}
         self._last_stamp = (self.meta().now_ms, clock.monotonic_ms())
         self._committed_at_ms = clock.monotonic_ms()
         self._on_entry: Callable[[int, EntryOutcome], None] | None = None
@@ -142,11 +143,22 @@ class Applier:
             previous_term=term_of(index - 1),
             machine_version=self.meta().machine_version,
         )
-        try:
-            size_bytes = await asyncio.to_thread(_write_snapshot, frozen, path, meta)
-        finally:
-            frozen.release()
+        copy = asyncio.ensure_future(asyncio.to_thread(_write_snapshot, frozen, path, meta))
+        self._copies[copy] = frozen
+        copy.add_done_callback(self._on_copied)
+        size_bytes = await asyncio.shield(copy)
         return SnapshotInfo(path, index, meta.last_term, meta.previous_term, size_bytes)
+
+    def _on_copied(self, copy: asyncio.Future[int]) -> None:
+        """Only now: to release what a thread still copies would hold the loop until it has ended."""
+        self._copies.pop(copy).release()
+        if not copy.cancelled():
+            copy.exception()  # nobody may be left to hear of it
+
+    async def wait_copies(self) -> None:
+        """Until no thread copies the state any more: before `close`. Who asked for a copy may be gone."""
+        while self._copies:
+            await asyncio.wait(list(self._copies))
 
     async def check_snapshot(self, snapshot_info: SnapshotInfo) -> None:
         await asyncio.to_thread(_make_ready, snapshot_info)

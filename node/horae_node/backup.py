@@ -64,6 +64,7 @@ class Backups:
         self._raft = raft
         self._path = directory / FILE_NAME
         self._busy = False
+        self._unwanted: asyncio.Task[Backup] | None = None
 
     async def open(self, after_index: int) -> Backup:
         """A copy of this node's state with at least the entry `after_index` in it.
@@ -78,13 +79,26 @@ class Backups:
         self._busy = True
         try:
             await self._wait_applied(after_index)
-            return await self._take()
-        except StorageFull as error:
-            self._done()
-            raise NotApplied("storage_full", f"a backup needs as much room as the state: {error}") from error
         except BaseException:
             self._done()
             raise
+        taking = asyncio.get_running_loop().create_task(self._take())
+        taking.add_done_callback(self._on_taken)
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            # The copy goes on in its thread: until it has ended, no other may begin, and then it is thrown away.
+            self._unwanted = taking
+            raise
+        except StorageFull as error:
+            raise NotApplied("storage_full", f"a backup needs as much room as the state: {error}") from error
+
+    def _on_taken(self, taking: asyncio.Task[Backup]) -> None:
+        if taking.cancelled() or taking.exception() is not None:
+            self._done()
+        elif taking is self._unwanted:
+            taking.result().close()
+        self._unwanted = None
 
     async def _wait_applied(self, index: int) -> None:
         loop = asyncio.get_running_loop()

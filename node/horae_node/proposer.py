@@ -40,6 +40,12 @@ QUEUED_BYTES_MAX = 32 * 1024 * 1024
 QUEUED_COMMANDS_MAX = 20_000
 RETRY_AFTER_MS = 1000
 
+_STUCK = NotApplied(
+    "rate_limited",
+    "no majority of the nodes stores anything at the moment: nothing was done",
+    retry_after_ms=RETRY_AFTER_MS,
+)
+
 Result = Outcome | NotApplied | OutcomeUnknown
 
 
@@ -108,6 +114,8 @@ class Proposer:
         self._idle.set()
         self._scheduled = False
         self.disk_full = False
+        self._stuck = False
+        """The entry under way is overdue: no majority stores anything at the moment."""
         self._loop = asyncio.get_running_loop()
 
     def attach(self, session: Session) -> None:
@@ -169,8 +177,11 @@ class Proposer:
             self._loop.call_soon(self._flush)
 
     async def wait_idle(self) -> None:
-        """Until the outcome of every entry that left is known."""
-        await self._idle.wait()
+        """Until the outcome of every entry is known, and of what came of them."""
+        while self._in_flight or self._queue:
+            await self._idle.wait()
+            for _ in range(3):  # those who waited for an outcome may have more to say
+                await asyncio.sleep(0)
 
     def fail_queued(self, error: NotApplied) -> None:
         """Leadership is gone: what has not left never will."""
@@ -183,6 +194,8 @@ class Proposer:
     def _add(self, commands: Sequence[Command], due_now: dict[str, int] | None) -> list[Chunk]:
         if self._session is None or not self._session.open:
             raise NotApplied("no_leader", "this node does not lead")
+        if self._stuck:
+            raise _STUCK
         chunks: list[Chunk] = []
         blobs: list[bytes] = []
         size = 0
@@ -251,11 +264,14 @@ class Proposer:
         overdue = OutcomeUnknown("no majority of the nodes has stored the command in time; it may still take effect")
         for chunk in chunks:
             self._settle(chunk, overdue)
+        self._stuck = True
+        self.fail_queued(_STUCK)
 
     def _on_committed(
         self, done: asyncio.Future[object], chunks: list[Chunk], begun_ms: int, timer: asyncio.TimerHandle
     ) -> None:
         timer.cancel()
+        self._stuck = False
         self._in_flight -= 1
         if not self._in_flight:
             self._idle.set()

@@ -8,7 +8,7 @@ twice. `recover` changes one: its node is the only voter from then on. Not here:
 
 from __future__ import annotations
 
-import shutil
+import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from horae_node.raft.snapshots import InstallNote
 from horae_node.surroundings import read_voters, write_voters
 from horae_storage import peer_book, snapshot
 from horae_storage.directory import Directory, open_directory
-from horae_storage.files import sync_directory, temporary_of
+from horae_storage.files import sync_directory
 from horae_storage.lmdb_kv import FIRST_STATE, LmdbStore
 from horae_storage.log_port import LogEntry
 from horae_storage.raft_log import LmdbRaftLog
@@ -51,16 +51,16 @@ def restore(backup: Path, data_dir: Path, *, cluster: str, node_id: str, clock: 
         )
     if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):
         raise ConfigError(f"{data_dir} is not empty: a restore makes a new data directory and touches no other")
-    made = temporary_of(data_dir)
     try:
-        if made.exists():
-            shutil.rmtree(made)
-        directory = open_directory(made, cluster, node_id)
-        try:
-            _fill(directory, backup, meta, clock)
-        finally:
-            directory.close()
-        made.replace(data_dir)
+        data_dir.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{data_dir.name}.restoring-", dir=data_dir.parent) as place:
+            made = Path(place) / "data"
+            directory = open_directory(made, cluster, node_id)
+            try:
+                _fill(directory, backup, meta, clock)
+            finally:
+                directory.close()
+            made.replace(data_dir)
         sync_directory(data_dir.parent)
     except OSError as error:
         raise ConfigError(f"{data_dir} cannot be made: {error.strerror}: mend its owner, mode or disk") from error

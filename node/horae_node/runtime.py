@@ -148,10 +148,11 @@ class Node:
         self._retiring = True
         if self._opening is not None:
             self._opening.cancel()
-        self._session.close()
+        self._session.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(RETIRE_MS / 1000):
                 await self._proposer.wait_idle()
+        self._session.close()
         self._raft.retire()
 
     async def stop(self) -> None:
@@ -164,6 +165,7 @@ class Node:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._raft.stop()
+        await self._applier.wait_copies()
         self._applier.close()
         self._host.close()
         log.event("node_stopped", applied_index=self._applier.applied_index)

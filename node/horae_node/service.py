@@ -316,7 +316,7 @@ class Service:
     async def claim(self, request: wire.ClaimRequest) -> Delivery:
         """Wait for jobs. A cancelled caller (hung up) gives its jobs back by itself, the attempt not counted."""
         self._proposer.require_room(ending=False)
-        if not self._session.open:
+        if not self._session.granting:
             raise NotApplied("no_leader", "this node does not lead")
         waiter = self._session.park(translate.claim_command(request), translate.span_ms(request.wait_seconds))
         try:

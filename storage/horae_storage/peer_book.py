@@ -1,6 +1,6 @@
 """Which data directory each peer had when it was first met: a peer that comes back with another one has forgotten.
 
-A node acknowledges and votes by what is on its disk. One that returns under its old id with an emptied or older
+A node acknowledges and votes by what is on its disk. One that returns under its old id with an emptied or foreign
 directory could vote again in a term it has voted in, or help to elect a leader that lacks what it had acknowledged: a
 loss of acknowledged commands with one disk lost. So each directory has a random *incarnation*, told in the handshake;
 it is written down, synced, before a peer is believed, and another one is refused from then on.

@@ -57,6 +57,7 @@ class LeaderSession:
         self.cluster_clock = ClusterClock(clock, node_id)
         self.waiters = Waiters()
         self._open = False
+        self._draining = False
         self._term = 0
         self._epoch = 0
         self._lease_base = 0
@@ -114,6 +115,21 @@ class LeaderSession:
         self._arm()
         self._on_change()
         self._proposer.kick()
+
+    def drain(self) -> None:
+        """Before an orderly stop: no more claims are taken, those that wait are answered; what is under way may end.
+
+        The session stays open meanwhile, so that grants whose callers are gone can still be given back.
+        """
+        self._draining = True
+        for waiter in self.waiters.all():
+            if not waiter.in_flight:
+                self._finish(waiter, NotApplied("no_leader", "this node goes down; ask the new leader"))
+
+    @property
+    def granting(self) -> bool:
+        """Claims may be parked here."""
+        return self._open and not self._draining
 
     def close(self) -> None:
         """Leadership is lost: every waiting claim is answered at once, so that it can go to the new leader."""
@@ -256,7 +272,7 @@ class LeaderSession:
             self._wake_repeat(waiter)
         if granted.grants or waiter.expired:
             self._finish(waiter, granted.grants)
-        elif not self._open:
+        elif not self.granting:
             self._finish(waiter, NotApplied("no_leader", "this node no longer leads; ask the new leader"))
         if self._check:
             self._proposer.kick()
@@ -317,7 +333,10 @@ class LeaderSession:
     def abandon(self, waiter: Waiter) -> None:
         """The caller hung up: nothing is granted to it any more, and what is under way goes straight back."""
         waiter.abandoned = True
-        if not waiter.in_flight:
+        future = waiter.future
+        if future.done() and not future.cancelled() and future.exception() is None:
+            self.give_back(waiter, future.result())  # it was granted in the very pass in which the caller went
+        elif not waiter.in_flight:
             self._finish(waiter, ())
 
     def give_back(self, waiter: Waiter, grants: Grants) -> None:

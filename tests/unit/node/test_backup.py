@@ -44,7 +44,34 @@ async def test_one_at_a_time_until_it_is_closed_or_forgotten(tmp_path: Path) -> 
     first.close()
     second = await backups.open(0)
     del second
+    await asyncio.sleep(0)  # the pass that delivered it holds it, too
     (await backups.open(0)).close()
+
+
+async def test_a_caller_that_hangs_up_leaves_nothing_and_the_next_waits_for_the_thread(tmp_path: Path) -> None:
+    node, backups = await made(tmp_path)
+    for _ in range(3):
+        asked = asyncio.create_task(backups.open(0))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        with pytest.raises(NotApplied):
+            await backups.open(0)
+        await node.applier.wait_copies()
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    backup = await backups.open(0)
+                except NotApplied:
+                    await asyncio.sleep(0.01)
+                else:
+                    break
+        assert backup.size_bytes > 0
+        backup.close()
+        await asyncio.sleep(0)
+    assert not os.listdir(tmp_path)
 
 
 async def test_it_waits_for_what_it_must_hold(tmp_path: Path) -> None:

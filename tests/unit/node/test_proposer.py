@@ -203,11 +203,19 @@ async def test_a_command_beyond_an_entry_is_refused_wherever_it_stands() -> None
     assert raft.entries == []
 
 
-async def test_an_entry_that_no_majority_stores_is_unknown_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_while_no_majority_stores_anything_every_call_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proposer, "COMMIT_DEADLINE_MS", 5)
     made, raft, _ = make(hold=True)
-    with pytest.raises(OutcomeUnknown):
+    under_way = asyncio.create_task(made.run_one(Nothing()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    behind = asyncio.create_task(made.run_one(Nothing()))
+    ends = await asyncio.gather(under_way, behind, return_exceptions=True)
+    assert [type(end) for end in ends] == [OutcomeUnknown, NotApplied], "what left is unknown, what did not is definite"
+    with pytest.raises(NotApplied) as caught:
         await made.run_one(Nothing())
+    assert caught.value.code == "rate_limited"
     raft.commit_all()
     raft.hold = False
+    await asyncio.sleep(0)
     assert await made.run_one(Nothing()) == Done(7)

@@ -264,3 +264,34 @@ async def test_a_repeat_after_a_change_of_leaders_gets_the_same_jobs() -> None:
     await node.session.open_epoch(2)
     (again,) = await node.claim(claim_id="c1")
     assert again.lease_token == first.lease_token
+
+
+async def test_who_hangs_up_in_the_pass_that_grants_gives_back() -> None:
+    node = await OneNode().open()
+    await node.submit(id="a")
+    waiter = node.session.park(ClaimJobs("w", ("default",), 1, None, ""), 30_000)
+    await waiter.future
+    node.session.abandon(waiter)
+    await settle()
+    job = await node.service.job("a")
+    assert (job.state, job.attempt) == ("ready", 0)
+
+
+async def test_a_draining_session_answers_who_waits_and_still_takes_grants_back() -> None:
+    node = await OneNode().open()
+    await node.submit(id="a", queue="q")
+    node.raft.hold = True
+    gone, parked = node.claim("q"), node.claim("other")
+    await settle()
+    gone.cancel()
+    node.session.drain()
+    with pytest.raises(NotApplied):
+        await parked
+    with pytest.raises(NotApplied):
+        await node.claim("q")
+    idle = asyncio.create_task(node.proposer.wait_idle())
+    node.raft.hold = False
+    node.raft.commit_all()
+    await idle
+    job = await node.service.job("a")
+    assert (job.state, job.attempt) == ("ready", 0)
