@@ -15,6 +15,7 @@ from tests.unit.core.world import World, make_spec
 
 from horae_node.core import views
 from horae_node.core.commands import (
+    AddMember,
     AdvanceTime,
     CancelJob,
     ClaimJobs,
@@ -23,15 +24,20 @@ from horae_node.core.commands import (
     DeleteJob,
     FailJob,
     HeartbeatLease,
+    MemberAddress,
+    MoveMember,
     Nothing,
     OpenEpoch,
+    PromoteMember,
     ReleaseJob,
+    RemoveMember,
     RequeueJob,
     RunJobNow,
+    SetMembers,
     SubmitBatch,
     SubmitJob,
 )
-from horae_node.core.model import Ending, Run, State
+from horae_node.core.model import Ending, MemberRecord, Run, Standing, State
 from horae_node.core.results import EntryOutcome, Outcome
 
 RULE = "----"
@@ -58,10 +64,10 @@ def _run_block(world: World, block: str) -> str:
             _set_header(world, verb, words[0])
         elif verb != "#":
             commands.append(_command(verb, words))
-    before = _jobs(world)
+    before, members = _jobs(world), views.read_members(world.txn)
     entry = world.apply(*commands)
     lines = [f"{world.index} {_outcome(outcome)}" for outcome in entry.outcomes]
-    return "\n".join([asked.strip(), RULE, *lines, *_effects(world, before, entry)])
+    return "\n".join([asked.strip(), RULE, *lines, *_effects(world, before, entry), *_moves(world, members)])
 
 
 def _set_header(world: World, verb: str, value: str) -> None:
@@ -109,6 +115,10 @@ def _bytes(o: Options, key: str) -> bytes | None:
     return o[key].encode() if key in o else None
 
 
+def _address(name: str, o: Options) -> MemberAddress:
+    return MemberAddress(name, o.get("raft", f"{name}:7071"), o.get("http", f"http://{name}:7070"))
+
+
 _COMMANDS: dict[str, Callable[[str, Options], Command]] = {
     "open_epoch": lambda name, o: OpenEpoch(name, int(o["previous"])),
     "claim": _claim,
@@ -122,6 +132,11 @@ _COMMANDS: dict[str, Callable[[str, Options], Command]] = {
     "delete": lambda name, o: DeleteJob(name),
     "advance": lambda name, o: AdvanceTime(int(o.get("limit", "100"))),
     "nothing": lambda name, o: Nothing(),
+    "set_members": lambda names, o: SetMembers(tuple(_address(name, o) for name in names.split(","))),
+    "add_member": lambda name, o: AddMember(*_address(name, o)),
+    "promote_member": lambda name, o: PromoteMember(name),
+    "remove_member": lambda name, o: RemoveMember(name),
+    "move_member": lambda name, o: MoveMember(*_address(name, o)),
 }
 
 
@@ -138,6 +153,14 @@ def _effects(world: World, before: dict[str, tuple[Run, int]], entry: EntryOutco
     after = _jobs(world)
     lines += [_job_line(world, job_id, *job) for job_id, job in after.items() if before.get(job_id) != job]
     return lines + [f"{job_id}: gone" for job_id in before if job_id not in after]
+
+
+def _moves(world: World, before: dict[str, MemberRecord]) -> list[str]:
+    return [
+        f"{name}: {Standing(member.standing).name.lower()} at {member.raft_address} {member.http_url}"
+        for name, member in views.read_members(world.txn).items()
+        if before.get(name) != member
+    ]
 
 
 def _jobs(world: World) -> dict[str, tuple[Run, int]]:

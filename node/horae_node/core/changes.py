@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from horae_node.core.model import AttemptError, JobSpec, Run
+from horae_node.core.model import AttemptError, JobSpec, MemberRecord, Run
 from horae_node.core.results import Outcome
 from horae_node.core.tables import ClaimRecord, JobHandle, JobTerms
 
@@ -98,6 +98,13 @@ class ClaimForgotten(NamedTuple):
     record: ClaimRecord
 
 
+class MemberChanged(NamedTuple):
+    """A node came, went, or is something else now."""
+
+    node_id: str
+    after: MemberRecord
+
+
 Change = (
     EpochRaised
     | JobSubmitted
@@ -110,5 +117,6 @@ Change = (
     | JobPurged
     | ClaimRecorded
     | ClaimForgotten
+    | MemberChanged
 )
 Decision = tuple[Outcome, Sequence[Change]]

@@ -115,6 +115,48 @@ class Nothing(NamedTuple):
     """No change: proof that this leader's epoch still holds (barrier)."""
 
 
+class MemberAddress(NamedTuple):
+    """Where a node is reached: `host:port` for the other nodes, a URL for everybody."""
+
+    node_id: str
+    raft_address: str
+    http_url: str
+
+
+class SetMembers(NamedTuple):
+    """The configured voters, written down before the first change of members; `repeated` when there are some."""
+
+    members: tuple[MemberAddress, ...]
+
+
+class AddMember(NamedTuple):
+    """A new node, as a learner. The same id with the same addresses again is a repeat."""
+
+    node_id: str
+    raft_address: str
+    http_url: str
+
+
+class PromoteMember(NamedTuple):
+    """A learner becomes a voter."""
+
+    node_id: str
+
+
+class RemoveMember(NamedTuple):
+    """A voter or learner leaves for good: its id never comes back."""
+
+    node_id: str
+
+
+class MoveMember(NamedTuple):
+    """The same node, with its data, at new addresses."""
+
+    node_id: str
+    raft_address: str
+    http_url: str
+
+
 Command = (
     OpenEpoch
     | SubmitJob
@@ -130,6 +172,11 @@ Command = (
     | DeleteJob
     | AdvanceTime
     | Nothing
+    | SetMembers
+    | AddMember
+    | PromoteMember
+    | RemoveMember
+    | MoveMember
 )
 
 TAGS: dict[int, type[tuple[object, ...]]] = {
@@ -147,4 +194,9 @@ TAGS: dict[int, type[tuple[object, ...]]] = {
     12: DeleteJob,
     13: AdvanceTime,
     14: Nothing,
+    16: SetMembers,
+    17: AddMember,
+    18: PromoteMember,
+    19: RemoveMember,
+    20: MoveMember,
 }

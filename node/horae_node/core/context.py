@@ -24,6 +24,7 @@ class Context:
         "index",
         "job_seq",
         "lease_clock",
+        "members_changed",
         "now_ms",
         "put",
         "txn",
@@ -41,6 +42,7 @@ class Context:
         self.epoch_node = meta.epoch_node
         self.job_seq = meta.job_seq
         self.finished: list[int] = []
+        self.members_changed = False
         self._counts: dict[str, list[int]] = {}
         self._gained: dict[str, None] = {}
 

@@ -19,6 +19,7 @@ from horae_node.core.changes import (
     JobSubmitted,
     LeaseRenewed,
     LossWithdrawn,
+    MemberChanged,
     SpecAmended,
     WatchMoved,
 )
@@ -44,6 +45,7 @@ from horae_node.core.tables import (
     expiry_of,
     handle_for,
     id_key,
+    member_key,
     pair_bytes,
     purge_at,
     queue_keys,
@@ -178,6 +180,11 @@ def evolve_claim_forgotten(ctx: Context, change: ClaimForgotten) -> None:
     ctx.delete(CLAIM_SWEEP + seq_bytes(change.record.sweep_at) + change.key)
 
 
+def evolve_member_changed(ctx: Context, change: MemberChanged) -> None:
+    ctx.put(member_key(change.node_id), change.after)
+    ctx.members_changed = True
+
+
 def _put_waiting(ctx: Context, seq: int, run: Run, terms: JobTerms | None) -> None:
     assert terms is not None
     if run.state == S_READY:
@@ -244,4 +251,5 @@ _EVOLVERS: dict[type, Callable[[Context, Any], None]] = {
     JobPurged: evolve_job_purged,
     ClaimRecorded: evolve_claim_recorded,
     ClaimForgotten: evolve_claim_forgotten,
+    MemberChanged: evolve_member_changed,
 }

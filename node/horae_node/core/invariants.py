@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from horae_node.core.digest import every_row
-from horae_node.core.model import STATE_COUNT, JobSpec, Run
+from horae_node.core.model import STATE_COUNT, JobSpec, Run, Standing
 from horae_node.core.runs import NONE
 from horae_node.core.tables import (
     CLAIM,
@@ -22,6 +22,7 @@ from horae_node.core.tables import (
     ID,
     ID_LONG,
     LISTED,
+    MEMBER,
     META,
     PROGRESS,
     READY,
@@ -43,6 +44,7 @@ from horae_node.core.tables import (
     expiry_of,
     handle_for,
     id_key,
+    member_of,
     meta_of,
     pair_bytes,
     purge_at,
@@ -58,7 +60,7 @@ from horae_storage.kv import MAX_KEY_BYTES, Row, View
 
 _DERIVED = ID + ID_LONG + LISTED + COUNTS + DUE + READY + WATCH + EXPIRY + RETENTION + UNIQUE + UNIQUE_LONG
 _BY_JOB = ERROR + PROGRESS + RESULT
-_KNOWN = _DERIVED + _BY_JOB + SPEC + RUN + CLAIM + CLAIM_LONG + CLAIM_SWEEP + META
+_KNOWN = _DERIVED + _BY_JOB + SPEC + RUN + CLAIM + CLAIM_LONG + CLAIM_SWEEP + META + MEMBER
 
 
 def check_invariants(view: View) -> list[str]:
@@ -71,6 +73,7 @@ def check_invariants(view: View) -> list[str]:
     _check_rows_by_job(rows, jobs, findings)
     _check_claims(rows, findings)
     _check_meta(rows, jobs, findings)
+    _check_members(rows, findings)
     for seq, (spec, run) in jobs.items():
         findings += [f"job {seq} ({spec.id}): {broken}" for broken in _broken(spec, run)]
     return findings
@@ -157,6 +160,14 @@ def _check_meta(rows: dict[bytes, Row], jobs: dict[int, tuple[JobSpec, Run]], fi
     for seq, (_, run) in jobs.items():
         if run.version > meta.applied_index or run.token > meta.applied_index:
             findings.append(f"job {seq}: version {run.version} or token {run.token} past index {meta.applied_index}")
+
+
+def _check_members(rows: dict[bytes, Row], findings: list[str]) -> None:
+    standings = [member_of(row).standing for key, row in rows.items() if key[:1] == MEMBER]
+    if standings and Standing.VOTER not in standings:
+        findings.append("members without a voter")
+    if standings.count(Standing.LEARNER) > 1:
+        findings.append("more than one change of members under way")
 
 
 def _broken(spec: JobSpec, run: Run) -> list[str]:

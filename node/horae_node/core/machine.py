@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from horae_node.core.changes import Decision
 from horae_node.core.commands import (
     ENTRY_VERSION,
+    AddMember,
     AdvanceTime,
     CancelJob,
     ClaimJobs,
@@ -21,11 +22,15 @@ from horae_node.core.commands import (
     FailJob,
     Header,
     HeartbeatLease,
+    MoveMember,
     Nothing,
     OpenEpoch,
+    PromoteMember,
     ReleaseJob,
+    RemoveMember,
     RequeueJob,
     RunJobNow,
+    SetMembers,
     SubmitBatch,
     SubmitJob,
 )
@@ -35,6 +40,13 @@ from horae_node.core.decide.claim import decide_claim
 from horae_node.core.decide.epoch import STALE_EPOCH, decide_nothing, decide_open_epoch
 from horae_node.core.decide.finish import decide_complete, decide_fail, decide_release
 from horae_node.core.decide.lease import decide_heartbeat
+from horae_node.core.decide.members import (
+    decide_add_member,
+    decide_move_member,
+    decide_promote_member,
+    decide_remove_member,
+    decide_set_members,
+)
 from horae_node.core.decide.operate import decide_cancel, decide_delete, decide_requeue, decide_run_now
 from horae_node.core.decide.submit import decide_submit, decide_submit_batch
 from horae_node.core.evolve import evolve
@@ -71,7 +83,7 @@ def apply(index: int, header: Header, commands: tuple[Command, ...], txn: Txn) -
     outcomes = tuple([_apply_command(ctx, header.epoch, command) for command in commands])
     ctx.flush_counts()
     txn.put(META, _next_meta(ctx, txn.digest))
-    return EntryOutcome(outcomes, ctx.ready_queues(), tuple(ctx.finished))
+    return EntryOutcome(outcomes, ctx.ready_queues(), tuple(ctx.finished), ctx.members_changed)
 
 
 def next_deadline(view: View) -> Deadline:
@@ -145,4 +157,9 @@ _DECIDERS: dict[type, Callable[[Context, Any], Decision]] = {
     RunJobNow: decide_run_now,
     DeleteJob: decide_delete,
     Nothing: decide_nothing,
+    SetMembers: decide_set_members,
+    AddMember: decide_add_member,
+    PromoteMember: decide_promote_member,
+    RemoveMember: decide_remove_member,
+    MoveMember: decide_move_member,
 }

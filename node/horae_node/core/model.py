@@ -36,6 +36,23 @@ class Ending(IntEnum):
     TIMEOUT = 4  # reaped: a late report is refused
 
 
+class Standing(IntEnum):
+    """What a node is to the cluster; stored."""
+
+    VOTER = 1
+    LEARNER = 2  # gets everything, counts for nothing
+    REMOVED = 3  # was a member: its id never comes back
+
+
+class MemberRecord(NamedTuple):
+    """One node that is or was a member. There are none before the first change: then the configured ones are."""
+
+    raft_address: str
+    http_url: str
+    standing: int
+    version: int  # log index of the last change
+
+
 class JobSpec(NamedTuple):
     """What the submitter said, complete with defaults, as it never changes. `payload` is JSON text, opaque here."""
 

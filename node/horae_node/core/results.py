@@ -66,3 +66,5 @@ class EntryOutcome(NamedTuple):
     """Queues that gained ready jobs by this entry, and still have some, sorted: whom the leader may wake."""
     finished: tuple[int, ...] = ()
     """Numbers of the jobs that reached a finished state, in order: whose waiting readers may be answered."""
+    members_changed: bool = False
+    """Who is a member, or where, is not what it was."""

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from struct import Struct
 from typing import NamedTuple, cast
 
-from horae_node.core.model import STATE_COUNT, AttemptError, JobSpec, Meta, QueueCounts, Run, State
+from horae_node.core.model import STATE_COUNT, AttemptError, JobSpec, MemberRecord, Meta, QueueCounts, Run, State
 from horae_storage.kv import Row
 
 CLAIM = b"k"  # worker, NUL, claim id -> (sweep moment, grants)
@@ -27,6 +27,7 @@ EXPIRY = b"x"  # expires_at_ms, seq -> (); jobs that wait for their first start
 ID = b"i"  # job id -> JobHandle
 ID_LONG = b"I"
 LISTED = b"l"  # queue, NUL, state, seq -> ()
+MEMBER = b"n"  # node id -> MemberRecord
 META = b"m"
 PROGRESS = b"p"  # seq -> (JSON text,)
 READY = b"q"  # queue, NUL, inverted priority, due_ms, seq -> JobTerms
@@ -98,6 +99,7 @@ counts_of = cast(Callable[[Row], QueueCounts], partial(tuple.__new__, QueueCount
 error_of = cast(Callable[[Row], AttemptError], partial(tuple.__new__, AttemptError))
 handle_of = cast(Callable[[Row], JobHandle], partial(tuple.__new__, JobHandle))
 terms_of_row = cast(Callable[[Row], JobTerms], partial(tuple.__new__, JobTerms))
+member_of = cast(Callable[[Row], MemberRecord], partial(tuple.__new__, MemberRecord))
 claim_of = cast(Callable[[Row], ClaimRecord], partial(tuple.__new__, ClaimRecord))
 
 seq_bytes: Callable[[int], bytes] = Struct(">Q").pack
@@ -141,6 +143,10 @@ def claim_key(worker: str, claim_id: str) -> bytes:
 
 def ready_key(keys: QueueKeys, priority: int, due_ms: int, seq: int) -> bytes:
     return keys.ready + _ready_tail(PRIORITY_MAX - priority, due_ms, seq)
+
+
+def member_key(node_id: str) -> bytes:
+    return MEMBER + node_id.encode()
 
 
 def counts_key(queue: str) -> bytes:

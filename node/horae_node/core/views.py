@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from heapq import heapify, heappop, heapreplace, nlargest
 
+from horae_node.core.decide.members import read_members
 from horae_node.core.machine import Deadline, next_deadline
 from horae_node.core.model import FIRST_META, STATE_COUNT, AttemptError, JobSpec, Meta, QueueCounts, Run
 from horae_node.core.tables import (
@@ -46,6 +47,7 @@ __all__ = [
     "next_deadline",
     "progress",
     "queue_names",
+    "read_members",
     "ready_count",
     "result",
     "run",

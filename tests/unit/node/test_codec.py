@@ -10,6 +10,7 @@ from horae_node import codec
 from horae_node.core.commands import (
     ENTRY_VERSION,
     TAGS,
+    AddMember,
     AdvanceTime,
     ClaimJobs,
     Command,
@@ -17,7 +18,10 @@ from horae_node.core.commands import (
     FailJob,
     Header,
     HeartbeatLease,
+    MemberAddress,
     OpenEpoch,
+    RemoveMember,
+    SetMembers,
     SubmitBatch,
     SubmitJob,
 )
@@ -33,6 +37,9 @@ COMMANDS: tuple[Command, ...] = (
     CompleteJob("j", 7, None),
     FailJob("j", 7, "ValueError", "no", "", True, None),
     AdvanceTime(100),
+    SetMembers((MemberAddress("n1", "a:1", "http://a"), MemberAddress("n2", "b:1", "http://b"))),
+    AddMember("n3", "c:1", "http://c"),
+    RemoveMember("n1"),
 )
 
 
