@@ -8,14 +8,14 @@ Not here: what an answer says. Next to read: `app.py`.
 from __future__ import annotations
 
 import asyncio
+import select
 from http import HTTPStatus
-from typing import Final
+from typing import Final, Protocol
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from horae_http.unsent import Unsent
-from horae_node.service import Delivery
 
 JSON: Final = b"application/json"
 MSGPACK: Final = b"application/msgpack"
@@ -23,7 +23,17 @@ PROBLEM: Final = b"application/problem+json"
 BUFFERED_BYTES_MAX = 64 * 1024
 """Unsent bytes of one connection past which the next answer waits for the reader."""
 
+_HANGS_UP: Final = getattr(select, "POLLRDHUP", 0)
+"""The end of the stream; that of a reset connection is always told. Linux knows both."""
+
 _heads: dict[tuple[int, bytes], bytes] = {}
+
+
+class Handed(Protocol):
+    """What an answer hands over to its caller, who must not be gone."""
+
+    def undeliverable(self) -> None:
+        """The caller was gone before the answer was written: take it back."""
 
 
 class Answer(web.StreamResponse):
@@ -41,7 +51,7 @@ class Answer(web.StreamResponse):
         self._kind = content_type
         self.content = body
         self.header_lines = header_lines
-        self.delivery: Delivery | None = None
+        self.delivery: Handed | None = None
         self._last_of_connection = False
         self._unsent: Unsent | None = None
         self._request: web.BaseRequest | None = None
@@ -71,9 +81,10 @@ class Answer(web.StreamResponse):
         assert request is not None
         assert not data
         transport = request.transport
+        if self.delivery is not None and _has_hung_up(transport):
+            self.delivery.undeliverable()
+            raise ConnectionResetError("the caller hung up before its answer")
         if transport is None or transport.is_closing():
-            if self.delivery is not None:
-                self.delivery.undeliverable()
             raise ConnectionResetError("the caller hung up before its answer")
         transport.write(self._head(request) if request.method == "HEAD" else self._head(request) + self.content)
         if transport.get_write_buffer_size() > BUFFERED_BYTES_MAX:
@@ -100,6 +111,18 @@ class Answer(web.StreamResponse):
         if request.version[1] == 0:
             return start + b"Connection: keep-alive\r\n" + end
         return start + end
+
+
+def _has_hung_up(transport: asyncio.Transport | None) -> bool:
+    """Whether the caller is known to be gone, also where the loop has not come to read it yet.
+
+    What is written to such a caller is lost without a word; a hang-up that is still on the wire nobody can know of.
+    """
+    if transport is None or transport.is_closing():
+        return True
+    look = select.poll()
+    look.register(transport.get_extra_info("socket").fileno(), _HANGS_UP)
+    return bool(look.poll(0))
 
 
 def _start_of_head(key: tuple[int, bytes]) -> bytes:

@@ -65,7 +65,7 @@ class App:
         tables = (*jobs.ROUTES, *workers.ROUTES)
         self.routes: tuple[Route, ...] = (*tables, *admin.routes(metrics_text, self._document))
         self._router = Router(self.routes)
-        self._forwarder = Forwarder(service)
+        self._forwarder = Forwarder(service, self._run)
         self._no_query = {route.query: route.query() for route in self.routes}
         self._loop = asyncio.get_running_loop()
         self._contract = b""
@@ -89,6 +89,10 @@ class App:
     def close(self) -> None:
         """Free what the application owns. A second call does nothing."""
         self._forwarder.close()
+
+    async def settle(self) -> None:
+        """Until what was granted to callers that hung up here has gone back to the leader."""
+        await self._forwarder.settle()
 
     def stop_waiting(self) -> None:
         """The node goes down: new requests are turned away, and those that only wait are told to ask another node.
@@ -170,7 +174,7 @@ class App:
     ) -> Answer:
         headers = request.headers
         packed = codec.negotiate(codec.declared_type(headers), headers.get("Accept"), has_body=bool(raw))
-        call = Call(item, query, raw, holder, packed, stopping=self.stopping)
+        call = Call(item, query, raw, holder, packed, headers, stopping=self.stopping)
         task = asyncio.current_task()
         if task is None or not (route.waits or getattr(query, "wait_seconds", False)):
             return await self._serve_call(request, route, call)
@@ -191,7 +195,7 @@ class App:
                 lost_lead = error.code == "no_leader" and route.leader and self._loop.time() - began < LEADER_WAIT_S
                 if not lost_lead or service.leading() or self.stopping:
                     raise
-        return await self._forwarder.pass_on(request, route, call, self._run)
+        return await self._forwarder.pass_on(request, route, call)
 
     async def _run(self, route: Route, call: Call) -> Answer:
         """Serve the call here. May be called again after it raised."""

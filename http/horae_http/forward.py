@@ -3,14 +3,14 @@
 A call that surely was not handed on is sent again while time is left; one that may have been is sent again only when a
 second sending is harmless (a read, or a write under an id, a claim id or a token), else the answer is
 `outcome_unknown`. A request is passed on once: the next node serves it or says `no_leader`. Not here: which calls need
-the leader (`Route.leader`). Next to read: `app.py`.
+the leader (`Route.leader`). Next to read: `returns.py`, where the jobs of callers that hung up go back.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -20,7 +20,9 @@ from horae.wire import WAIT_SECONDS_MAX
 from horae_http.answer import Answer
 from horae_http.errors import Failure
 from horae_http.line import Broken, Lines, NotSent
-from horae_http.routing import Call, Route, read_body
+from horae_http.returns import Claim, Returns
+from horae_http.routing import PASSED_ON_BY, Call, Route, read_body
+from horae_http.workers import END_LEASES, UNLESS_REPEATED
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.service import Service
 
@@ -31,8 +33,7 @@ PAUSE_S: Final = 0.05
 ANSWER_S: Final = WAIT_SECONDS_MAX + 15.0
 """The longest wait of the contract, and time to answer after it."""
 
-PASSED_ON_BY: Final = "Horae-Passed-On-By"
-_PASSED_HEADERS: Final = ("Content-Type", "Accept", "Authorization", "If-Match")
+_PASSED_HEADERS: Final = ("Content-Type", "Accept", "Authorization", "If-Match", UNLESS_REPEATED)
 
 Serve = Callable[[Route, Call], Awaitable[Answer]]
 
@@ -44,17 +45,36 @@ class _Verdict(msgspec.Struct):
 _verdict = msgspec.json.Decoder(_Verdict).decode
 
 
-class Forwarder:
-    """Passes requests on, over connections that it keeps. Close it on the loop that it was used on."""
+class _Passed(NamedTuple):
+    """A request on its way to the leader."""
 
-    def __init__(self, service: Service) -> None:
+    method: str
+    target: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Forwarder:
+    """Passes requests on, over connections that it keeps. Close it on the loop that it was used on.
+
+    `serve` answers a request when this node comes to lead meanwhile.
+    """
+
+    def __init__(self, service: Service, serve: Serve) -> None:
         self._service = service
+        self._serve = serve
         self._lines = Lines()
+        self._returns = Returns(self._end_leases)
         service.watch_leader(self._on_leader)
 
     def close(self) -> None:
-        """Drop all connections. A second close does nothing."""
+        """Drop all connections, and whatever was still to go back. A second close does nothing."""
+        self._returns.close()
         self._lines.close()
+
+    async def settle(self) -> None:
+        """Until what was granted to callers that hung up has gone back, or could not."""
+        await self._returns.settle()
 
     def _on_leader(self) -> None:
         """While no leader is known, the last one may still answer; a new one means that it will not."""
@@ -62,14 +82,23 @@ class Forwarder:
         if url is not None:
             self._lines.turn_to(url)
 
-    async def pass_on(self, request: web.BaseRequest, route: Route, call: Call, serve: Serve) -> Answer:
-        """The leader's answer, or this node's own (`serve`) when it comes to lead meanwhile.
+    async def pass_on(self, request: web.BaseRequest, route: Route, call: Call) -> Answer:
+        """The leader's answer, or this node's own when it comes to lead meanwhile.
 
-        Raises: `Failure("no_leader")`, `OutcomeUnknown`, and whatever `serve` raises.
+        Raises: `Failure("no_leader")`, `OutcomeUnknown`, and whatever serving it raises.
         """
         if PASSED_ON_BY in request.headers:
             # At once: to wait here would leave the other node, when it finds the new leader, in doubt of what we did.
             raise Failure("no_leader", "this node does not lead: nothing was done")
+        method = "GET" if request.method == "HEAD" else request.method
+        return await self._pass(_Passed(method, target(request), request.headers, call.raw), route, call)
+
+    async def _end_leases(self, call: Call) -> Answer:
+        """A request of this node's own. Raises: as `pass_on`."""
+        return await self._pass(_Passed(END_LEASES.method, END_LEASES.path, call.headers, call.raw), END_LEASES, call)
+
+    async def _pass(self, passed: _Passed, route: Route, call: Call) -> Answer:
+        claim = Claim(self._returns, call) if route.grants else None
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LEADER_WAIT_S
         extended = False
@@ -77,10 +106,10 @@ class Forwarder:
             url = await self._wait_for_leader(deadline - loop.time())
             try:
                 if self._service.leading():
-                    return await serve(route, call)
+                    return await self._serve(route, call)
                 if url is None:
                     raise NotSent
-                return await self._send(url, request, call.raw)
+                return await self._send(url, passed, claim)
             except NotApplied as error:  # this node led, and no longer does
                 if error.code != "no_leader" or loop.time() + PAUSE_S >= deadline:
                     raise
@@ -99,20 +128,23 @@ class Forwarder:
             raise _no_leader()
         return self._service.leader_url()
 
-    async def _send(self, url: str, request: web.BaseRequest, body: bytes) -> Answer:
-        reply = await self._lines.ask(url, self._request_bytes(url, request, body), ANSWER_S)
+    async def _send(self, url: str, passed: _Passed, claim: Claim | None) -> Answer:
+        on_left = None if claim is None else claim.on_left
+        reply = await self._lines.ask(url, self._request_bytes(url, passed), ANSWER_S, on_left)
         if reply.status == 503 and _code_of(reply.body) in ("no_leader", "shutting_down"):
             raise NotSent("the node that led leads no more")
-        return Answer(reply.status, reply.content_type, reply.body, reply.header_lines)
+        answer = Answer(reply.status, reply.content_type, reply.body, reply.header_lines)
+        if claim is not None:
+            answer.delivery = claim.delivery(reply)
+        return answer
 
-    def _request_bytes(self, url: str, request: web.BaseRequest, body: bytes) -> bytes:
+    def _request_bytes(self, url: str, request: _Passed) -> bytes:
         """The request as it came, but for the headers that concern its connection."""
         node = urlsplit(url)
-        method = "GET" if request.method == "HEAD" else request.method
-        headers = request.headers
+        headers, body = request.headers, request.body
         passed = "".join(f"{name}: {headers[name]}\r\n" for name in _PASSED_HEADERS if name in headers)
         head = (
-            f"{method} {node.path.rstrip('/')}{target(request)} HTTP/1.1\r\nHost: {node.netloc}\r\n"
+            f"{request.method} {node.path.rstrip('/')}{request.target} HTTP/1.1\r\nHost: {node.netloc}\r\n"
             f"{passed}{PASSED_ON_BY}: {self._service.node_id}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         # The server's parser lets no line break into a header; should it ever, nothing is passed on.

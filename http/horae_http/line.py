@@ -8,7 +8,10 @@ three behind a plain balancer). Not here: what may be sent again. Next to read: 
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import ssl
+from collections.abc import Callable
 from typing import Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
@@ -19,6 +22,10 @@ CONNECTIONS_MAX: Final = 4096
 """Each waiting claim holds one."""
 HEAD_BYTES_MAX: Final = 64 * 1024
 
+CLAIM_MARK: Final = "Horae-Claim"
+"""On the answer to a claim that another node passed on: the name by which that node may speak of it."""
+
+_CLAIM_MARK: Final = CLAIM_MARK.lower().encode()
 _KEPT_LINES: Final = frozenset({b"location", b"retry-after", b"www-authenticate", b"allow", b"etag"})
 
 
@@ -36,6 +43,12 @@ class Reply(NamedTuple):
     header_lines: bytes
     """Those that an answer of the contract may have of its own, each ending in CRLF."""
     body: bytes
+    claim_mark: bytes = b""
+    """What the leader calls this claim; not for the caller."""
+
+
+Late = asyncio.Future[Reply]
+"""An answer whose caller has left: it comes, or the connection ends (`Broken`). Cancelling it drops the connection."""
 
 
 class Lines:
@@ -66,10 +79,14 @@ class Lines:
         for line in self._busy:
             line.give_up("another node leads now")
 
-    async def ask(self, url: str, request: bytes, timeout_s: float) -> Reply:
+    async def ask(
+        self, url: str, request: bytes, timeout_s: float, on_left: Callable[[Late], None] | None = None
+    ) -> Reply:
         """The answer to `request` (head and body as HTTP/1.1 has them) of the node at `url`.
 
-        A cancelled caller closes the connection, which tells the other node. Raises: `NotSent`, `Broken`.
+        A cancelled caller closes the connection, which tells the other node. With `on_left` only our half of it is
+        closed, and whenever the caller left without the answer (cancelled, out of time, or because another node leads)
+        it is called with the one that may be on its way. Raises: `NotSent`, `Broken`.
         """
         self.turn_to(url)
         if self._open >= CONNECTIONS_MAX:
@@ -87,7 +104,8 @@ class Lines:
             raise Broken(f"no answer came within {timeout_s:g} s") from error
         finally:
             self._open -= 1
-            self._put(line, url)
+            if line is not None:
+                self._part(line, url, on_left)
         return reply
 
     def _take(self) -> _Line | None:
@@ -99,15 +117,23 @@ class Lines:
             line.abort()
         return None
 
-    def _put(self, line: _Line | None, url: str) -> None:
-        if line is None:
-            return
+    def _part(self, line: _Line, url: str, on_left: Callable[[Late], None] | None) -> None:
+        """The request on `line` is over: keep the connection for the next, drop it, or leave it to the late answer."""
         self._busy.discard(line)
+        late = line.leave() if on_left is not None else None
         if line.usable and url == self._url:
             line.idle_since = asyncio.get_running_loop().time()
             self._idle.append(line)
-        else:
+        elif late is None or late.done():
             line.abort()
+        else:
+            self._open += 1
+            late.add_done_callback(self._on_late_end)
+        if late is not None and on_left is not None:
+            on_left(late)
+
+    def _on_late_end(self, late: Late) -> None:
+        self._open -= 1
 
 
 async def _connect(url: str) -> _Line:
@@ -145,8 +171,48 @@ class _Line(asyncio.Protocol):
             self._transport.abort()
 
     def give_up(self, why: str) -> None:
-        """Close at once; who waits for an answer gets `Broken`."""
-        self._fail(why)
+        """Who waits for an answer gets `Broken`, and then drops or leaves the connection."""
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(Broken(why))
+
+    def leave(self) -> Late | None:
+        """The answer that may still come, or came, to a request whose caller left without it; None when none can.
+
+        Only our half is closed: the other side learns that nobody waits, and what it had written before that is still
+        read. So both agree on whether the answer was given, which closing the whole connection would leave open.
+        """
+        answer = self._answer
+        if answer is None:
+            return None
+        if not _is_whole(answer):
+            self._answer = answer = asyncio.get_running_loop().create_future()
+            self._read_answer(answer)  # of what came since the caller was told to go
+        if _is_whole(answer):
+            self._answer = None
+            if self._last:
+                self.abort()
+            return answer
+        if answer.done() or self._transport is None or self._transport.is_closing():
+            return None
+        answer.add_done_callback(self._on_late_end)
+        self._close_our_half(self._transport)
+        return answer
+
+    def _on_late_end(self, late: Late) -> None:
+        self.abort()
+        if not late.cancelled():
+            late.exception()  # looked at: that none came is no news to whoever does not wait for it
+
+    def _close_our_half(self, transport: asyncio.Transport) -> None:
+        if transport.can_write_eof():
+            transport.write_eof()
+            return
+        # TLS knows no half: the end of the stream below it says the same to the server, and it is still read from.
+        try:
+            with socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno())) as raw:
+                raw.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            self._fail(f"the connection ended: {error}")
 
     async def send(self, request: bytes) -> Reply:
         """The answer. Raises: `Broken`. After that, or when cancelled, the connection is not usable."""
@@ -169,10 +235,15 @@ class _Line(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         answer = self._answer
-        if answer is None or answer.done():
+        if answer is None or _is_whole(answer):
             self._fail("bytes came that nobody asked for")
             return
         self._received += data
+        if not answer.done():  # else its caller is about to leave, and takes from here
+            self._read_answer(answer)
+
+    def _read_answer(self, answer: asyncio.Future[Reply]) -> None:
+        """End `answer` with what was received, when that is whole."""
         if (self._head is None and not self._parse_head()) or len(self._received) < self._whole_bytes:
             return
         assert self._head is not None
@@ -199,7 +270,7 @@ class _Line(asyncio.Protocol):
         return True
 
     def _read_head(self, lines: list[bytes]) -> None:
-        status, content_type, kept, self._whole_bytes = int(lines[0][9:12]), b"", b"", 0
+        status, content_type, kept, claim_mark, self._whole_bytes = int(lines[0][9:12]), b"", b"", b"", 0
         for line in lines[1:]:
             name, _, value = line.partition(b":")
             name = name.lower()
@@ -211,13 +282,19 @@ class _Line(asyncio.Protocol):
                 kept += line + b"\r\n"
             elif name == b"connection":
                 self._last = b"close" in value.lower()
+            elif name == _CLAIM_MARK:
+                claim_mark = value.strip()
             elif name == b"transfer-encoding":
                 raise ValueError
         if not 200 <= status <= 599 or self._whole_bytes < 0:
             raise ValueError
-        self._head = Reply(status, content_type, kept, b"")
+        self._head = Reply(status, content_type, kept, b"", claim_mark)
 
     def _fail(self, why: str) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(Broken(why))
         self.abort()
+
+
+def _is_whole(answer: asyncio.Future[Reply]) -> bool:
+    return answer.done() and not answer.cancelled() and answer.exception() is None

@@ -6,7 +6,7 @@ handlers. Next to read: `jobs.py`, where the first table is.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
@@ -21,16 +21,26 @@ from horae_http.errors import Failure
 from horae_node.service import Service
 
 QUERY_FIELDS_MAX = 32
+PASSED_ON_BY: Final = "Horae-Passed-On-By"
+"""The header that names the node which passed a request on: it is not passed on again."""
 ITEM: Final = "{id}"
 
 
 class Call:
     """One request in hand, its caller known."""
 
-    __slots__ = ("body", "holder", "item", "packed_in", "packed_out", "query", "raw", "stopping")
+    __slots__ = ("body", "headers", "holder", "item", "packed_in", "packed_out", "query", "raw", "stopping")
 
     def __init__(
-        self, item: str, query: Any, raw: bytes, holder: Holder, packed: tuple[bool, bool], *, stopping: bool
+        self,
+        item: str,
+        query: Any,
+        raw: bytes,
+        holder: Holder,
+        packed: tuple[bool, bool],
+        headers: Mapping[str, str],
+        *,
+        stopping: bool,
     ) -> None:
         self.item = item
         """The id in the path, decoded; "" where the path has none."""
@@ -40,6 +50,8 @@ class Call:
         """What the route's reader made of `raw`."""
         self.holder = holder
         self.packed_in, self.packed_out = packed
+        self.headers = headers
+        """Of the request; names in any case."""
         self.stopping = stopping
         """This node is on its way down."""
 
@@ -71,6 +83,8 @@ class Route(NamedTuple):
     """As `read`, for large bodies: it lets others have their turn."""
     waits: bool = False
     """It may wait for long, whatever its query says: a claim."""
+    grants: bool = False
+    """Its answer holds leases: where it cannot be delivered, they go back."""
     repeats: Callable[[Any], bool] = lambda body: True
     """Whether this body may be sent again when the first sending's outcome is not known."""
 

@@ -54,6 +54,7 @@ class Running:
         try:
             async with asyncio.timeout(grace_ms / 1000):
                 await self._app.idle.wait()
+                await self._app.settle()
         except TimeoutError:
             pass
         await self._linger()

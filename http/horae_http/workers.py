@@ -15,7 +15,8 @@ from horae_http.answer import Answer
 from horae_http.codec import BodyReader, BulkReader, Turn
 from horae_http.errors import Failure
 from horae_http.jobs import require_own_job
-from horae_http.routing import Call, Route
+from horae_http.line import CLAIM_MARK
+from horae_http.routing import PASSED_ON_BY, Call, Route
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.service import Refused, Service
 
@@ -31,7 +32,10 @@ async def claim_jobs(service: Service, call: Call) -> Answer:
     except asyncio.CancelledError:
         delivery.undeliverable()
         raise
-    answer.delivery = delivery
+    if delivery.answer.jobs:
+        answer.delivery = delivery
+        if request.claim_id is not None and PASSED_ON_BY in call.headers:
+            answer.header_lines += f"{CLAIM_MARK}: {delivery.mark}\r\n".encode()
     return answer
 
 
@@ -76,6 +80,9 @@ async def end_leases(service: Service, call: Call) -> Answer:
             await asyncio.sleep(0)
         failures.append(_settle_ending(item, call.packed_in))
     request.leases = [item for item, failure in zip(items, failures, strict=True) if failure is None]
+    claim_mark = call.headers.get(UNLESS_REPEATED)
+    if claim_mark is not None and not service.is_latest_claim(claim_mark):
+        return codec.answer(200, wire.EndingsAnswer([]), call.packed_out)
     ended = iter(await service.end_many(request) if request.leases else ())
     results = [
         _ending_result(item, next(ended) if failure is None else failure)
@@ -101,9 +108,27 @@ def _ending_result(
     return wire.EndingResult(job_id=item.job_id, status="error", error=errors.problem_of(result))
 
 
+UNLESS_REPEATED: Final = "Horae-Unless-Repeated"
+"""From a node whose caller hung up: end these leases only if that claim was not sent again meanwhile."""
+
+CLAIMS: Final = BodyReader(wire.ClaimRequest)
 _JOB: Final[dict[int, type | None]] = {200: wire.JobView}
 _BEATS: Final = BulkReader(wire.HeartbeatRequest, "leases", wire.CLAIM_JOBS_MAX)
 _ENDINGS: Final = BulkReader(wire.EndingsRequest, "leases", wire.CLAIM_JOBS_MAX)
+
+END_LEASES: Final = Route(
+    "POST",
+    "/v1/leases/complete",
+    "endLeases",
+    "Complete, fail or release many jobs, each with its own result, in order.",
+    end_leases,
+    {200: wire.EndingsAnswer},
+    "work",
+    _ENDINGS.read,
+    wire.EndingsRequest,
+    body_bytes_max=wire.BULK_BODY_BYTES_MAX,
+    read_in_turns=_ENDINGS.read_in_turns,
+)
 
 ROUTES: Final[tuple[Route, ...]] = (
     Route(
@@ -114,9 +139,10 @@ ROUTES: Final[tuple[Route, ...]] = (
         claim_jobs,
         {200: wire.ClaimAnswer},
         "work",
-        BodyReader(wire.ClaimRequest).read,
+        CLAIMS.read,
         wire.ClaimRequest,
         waits=True,
+        grants=True,
         repeats=lambda body: body.claim_id is not None,
     ),
     Route(
@@ -132,19 +158,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         body_bytes_max=wire.BULK_BODY_BYTES_MAX,
         read_in_turns=_BEATS.read_in_turns,
     ),
-    Route(
-        "POST",
-        "/v1/leases/complete",
-        "endLeases",
-        "Complete, fail or release many jobs, each with its own result, in order.",
-        end_leases,
-        {200: wire.EndingsAnswer},
-        "work",
-        _ENDINGS.read,
-        wire.EndingsRequest,
-        body_bytes_max=wire.BULK_BODY_BYTES_MAX,
-        read_in_turns=_ENDINGS.read_in_turns,
-    ),
+    END_LEASES,
     Route(
         "POST",
         "/v1/jobs/{id}/complete",

@@ -64,6 +64,11 @@ class Delivery:
         self._waiter = waiter
         self._session = session
 
+    @property
+    def mark(self) -> str:
+        """What `Service.is_latest_claim` knows this claim by."""
+        return self._session.mark(self._waiter)
+
     def undeliverable(self) -> None:
         """The caller was gone before the answer could be written: give the jobs straight back, not counted."""
         self._session.give_back(self._waiter, self._grants)
@@ -330,6 +335,10 @@ class Service:
         if taken < len(grants):
             self._session.give_back(waiter, grants[taken:])
         return Delivery(wire.ClaimAnswer(jobs=jobs), grants[:taken], waiter, self._session)
+
+    def is_latest_claim(self, mark: str) -> bool:
+        """Whether this leader knows that claim, which had a claim id, and that it was not repeated since."""
+        return self._session.is_latest(mark)
 
     def _claimed(self, grants: Grants) -> tuple[list[wire.ClaimedJob], int]:
         """The first of the granted jobs, up to the one that takes them past `CLAIM_BYTES_MAX`, and how many grants."""

@@ -85,6 +85,8 @@ def claimed_job(job_id: str = "j1", **changes: Any) -> wire.ClaimedJob:
 
 
 class FakeDelivery:
+    mark = "1.7"
+
     def __init__(self, answer: wire.ClaimAnswer) -> None:
         self.answer = answer
         self.given_back = asyncio.Event()
@@ -192,6 +194,9 @@ class FakeService:
     async def claim(self, request: wire.ClaimRequest) -> FakeDelivery:
         await self._enter("claim", request)
         return self.claimed
+
+    def is_latest_claim(self, mark: str) -> bool:
+        return mark == self.claimed.mark
 
     async def heartbeat(self, request: wire.HeartbeatRequest) -> wire.HeartbeatAnswer:
         await self._enter("heartbeat", request)

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from datetime import timedelta
+from typing import Any
 
+import msgspec
 import pytest
-from tests.helpers.api import JSON
+from tests.helpers.api import JSON, MSGPACK
 from tests.helpers.cluster import Cluster, NodeProcess
 from tests.helpers.story import (
+    DEADLINE_SECONDS,
     LONG_SECONDS,
     NOW,
     Queue,
@@ -21,12 +25,6 @@ from tests.helpers.story import (
 )
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
-
-LOST_BETWEEN_NODES = pytest.mark.xfail(
-    reason="a known race: the follower holds or is being sent the grant when its caller hangs up, and the leader has "
-    "seen it delivered; the job waits for its lease (docs/progress.md)",
-    strict=False,
-)
 
 
 async def test_order_is_priority_then_due_then_submitted(q: Queue) -> None:
@@ -108,7 +106,7 @@ async def test_who_hung_up_takes_no_job(
     assert (claimed["id"], claimed["attempt"]) == (job["id"], 1)
 
 
-@pytest.mark.parametrize("role", ["leader", pytest.param("follower", marks=LOST_BETWEEN_NODES)])
+@pytest.mark.parametrize("role", ["leader", "follower"])
 async def test_who_hangs_up_while_jobs_come_takes_none(
     cluster: Cluster, q: Queue, leader: NodeProcess, follower: NodeProcess, role: str
 ) -> None:
@@ -122,6 +120,73 @@ async def test_who_hangs_up_while_jobs_come_takes_none(
         claimed = await q.claim_one(wait_seconds=10)
         assert (claimed["id"], claimed["attempt"]) == (job["id"], 1), (turn, read)
         (await q.end("complete", claimed)).expect(200)
+
+
+HANG_UPS = 60
+LOOP_PASSES = 2000
+"""As many as the answer to a submit takes, and some more."""
+
+
+class Claimer:
+    """A claim over a bare connection; `hang_up` closes the caller's half, and tells exactly what had been answered."""
+
+    def __init__(self, node: NodeProcess, claim: dict[str, Any], packed: bool) -> None:
+        body, kind = (msgspec.msgpack.encode(claim), MSGPACK) if packed else (json.dumps(claim).encode(), JSON)
+        self._head = (
+            f"POST /v1/claims HTTP/1.1\r\nHost: x\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        self._body = body
+        self._port = node.http_port
+        self._decode = msgspec.msgpack.decode if packed else msgspec.json.decode
+
+    async def ask(self) -> None:
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writer.write(self._head.encode() + self._body)
+
+    async def hang_up(self) -> list[Any]:
+        """The jobs that were delivered before."""
+        self._writer.write_eof()
+        answer = await asyncio.wait_for(self._reader.read(), DEADLINE_SECONDS)
+        self._writer.close()
+        if not answer:
+            return []
+        assert answer.startswith(b"HTTP/1.1 200 "), answer
+        jobs: list[Any] = self._decode(answer.partition(b"\r\n\r\n")[2])["jobs"]
+        return jobs
+
+
+@pytest.mark.parametrize(
+    ("role", "packed", "named"),
+    [("leader", False, False), ("follower", False, False), ("follower", True, False), ("follower", True, True)],
+    ids=["leader", "follower", "follower-msgpack", "follower-claim_id"],
+)
+async def test_a_hang_up_at_any_moment_of_a_grant_leaves_nothing_behind(
+    cluster: Cluster, q: Queue, leader: NodeProcess, follower: NodeProcess, role: str, packed: bool, named: bool
+) -> None:
+    """The caller goes some passes of the loop after the jobs are submitted: what it did not get is there at once."""
+    node = {"leader": leader, "follower": follower}[role]
+    seed = 20261129
+    chance = random.Random(seed)
+    for turn in range(HANG_UPS):
+        claim = {"worker": "gone", "queues": [q.name], "wait_seconds": LONG_SECONDS, "max_jobs": 3}
+        claimer = Claimer(node, claim | ({"claim_id": f"c{turn}"} if named else {}), packed)
+        await claimer.ask()
+        await waiting_claims(cluster, leader, 1)
+        body = {"jobs": [{"task": "noop", "queue": q.name} for _ in range(3)]}
+        submitting = asyncio.create_task(q.call("POST", "/v1/jobs/batch", body))
+        for _ in range(chance.randrange(LOOP_PASSES)):
+            await asyncio.sleep(0)
+        delivered = await claimer.hang_up()
+        (await submitting).expect(200)
+        for job in delivered:
+            (await q.end("release", job)).expect(200)
+        left = 3
+        while left:
+            back = await q.claim(max_jobs=left, wait_seconds=10)
+            assert [job["attempt"] for job in back] == [1] * len(back) != [], (seed, turn, left)
+            for job in back:
+                (await q.end("complete", job)).expect(200)
+            left -= len(back)
 
 
 async def test_failures_are_retried_until_the_job_is_dead(any_q: Queue) -> None:

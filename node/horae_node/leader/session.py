@@ -339,6 +339,18 @@ class LeaderSession:
         elif not waiter.in_flight:
             self._finish(waiter, ())
 
+    def mark(self, waiter: Waiter) -> str:
+        """A name for this claim that no other has, of any reign: for the node that passed it on."""
+        return f"{self._epoch}.{waiter.serial}"
+
+    def is_latest(self, mark: str) -> bool:
+        """Whether this is a claim with a claim id that surely was not repeated since."""
+        epoch, _, serial = mark.partition(".")
+        if not self._open or epoch != str(self._epoch) or not serial.isdecimal() or len(serial) > 20:
+            return False
+        wanted = int(serial)
+        return any(waiter.serial == wanted for waiter in self._latest_claim.values())
+
     def give_back(self, waiter: Waiter, grants: Grants) -> None:
         """Jobs granted to a caller that is gone become ready again, the attempt not counted.
 

@@ -17,12 +17,16 @@ Grants = tuple[tuple[int, int], ...]
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """One claim. `asked`: the queues whose ready jobs an entry under way asks for on its behalf."""
+    """One claim. `asked`: the queues whose ready jobs an entry under way asks for on its behalf.
+
+    `ticket`: its place while it waits, else 0; `serial`: the same number, kept.
+    """
 
     command: ClaimJobs
     since_ms: int
     future: asyncio.Future[Grants]
     ticket: int = 0
+    serial: int = 0
     asked: tuple[str, ...] = ()
     in_flight: bool = False
     expired: bool = False
@@ -45,7 +49,7 @@ class Waiters:
         """Take a place at the end of each of its queues."""
         self._tickets += 1
         self._count += 1
-        waiter.ticket = self._tickets
+        waiter.ticket = waiter.serial = self._tickets
         for queue in waiter.command.queues:
             self._by_queue.setdefault(queue, {})[waiter.ticket] = waiter
 

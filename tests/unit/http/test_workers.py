@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import msgspec
 import pytest
@@ -80,6 +81,48 @@ async def test_a_grant_that_cannot_be_written_is_given_back() -> None:
     with pytest.raises(ConnectionResetError):
         await answer.write_eof()
     assert delivery.given_back.is_set()
+
+
+async def test_a_grant_is_given_back_when_the_hang_up_is_known_to_the_system_only(node: Node) -> None:
+    """The caller's hang-up has come, and the loop has not read it: what is written now would be lost without a word."""
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    reader, writer = await asyncio.open_connection(sock=ours)
+
+    class Going:
+        keep_alive = True
+        version = (1, 1)
+        method = "POST"
+        transport = writer.transport
+
+    assert not writer.transport.is_closing()
+    answer = Answer(200, b"application/json", b"{}")
+    delivery = answer.delivery = FakeDelivery(wire.ClaimAnswer([claimed_job()]))
+    await answer.prepare(Going())  # type: ignore[arg-type]
+    with pytest.raises(ConnectionResetError):
+        await answer.write_eof()
+    assert delivery.given_back.is_set()
+    writer.close()
+    assert await reader.read() == b""
+
+
+async def test_only_another_node_learns_the_leaders_name_for_a_claim(node: Node) -> None:
+    named = CLAIM | {"claim_id": "c"}
+    assert "Horae-Claim" not in (await node.send("POST", "/v1/claims", named)).headers
+    passed = await node.send("POST", "/v1/claims", named, Horae_Passed_On_By="n2")
+    assert passed.headers["Horae-Claim"] == node.service.claimed.mark
+    assert "Horae-Claim" not in (await node.send("POST", "/v1/claims", CLAIM, Horae_Passed_On_By="n2")).headers
+
+
+async def test_leases_of_a_claim_that_was_repeated_are_not_ended_for_the_caller_that_left(node: Node) -> None:
+    node.service.stored["a"] = job_view("a")
+    body = {"worker": "w", "leases": [{"job_id": "a", "lease_token": 3, "outcome": "release"}]}
+    path = "/v1/leases/complete"
+    stale = await node.send("POST", path, body, Horae_Unless_Repeated="0.1")
+    assert (stale.status, stale.json) == (200, {"leases": []})
+    assert not node.service.calls
+    mark = node.service.claimed.mark
+    assert (await node.send("POST", path, body, Horae_Unless_Repeated=mark)).json["leases"][0]["status"] == "ok"
 
 
 async def test_a_heartbeat_hands_on_progress_and_answers_each_lease(node: Node) -> None:

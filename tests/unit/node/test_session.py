@@ -12,6 +12,7 @@ from horae_node import codec
 from horae_node.core.commands import AdvanceTime, ClaimJobs, OpenEpoch, ReleaseJob, SubmitJob
 from horae_node.core.invariants import check_invariants
 from horae_node.errors import NotApplied, OutcomeUnknown
+from horae_node.leader.waiters import Waiter
 
 
 def last_commands(node: OneNode) -> list[str]:
@@ -154,6 +155,27 @@ async def test_a_late_hang_up_does_not_take_back_what_the_repeat_was_given() -> 
     repeat.undeliverable()
     await settle()
     assert (await node.service.job("a")).state == "ready"
+
+
+async def test_the_leader_knows_a_claim_by_its_mark_until_it_is_repeated() -> None:
+    node = await OneNode().open()
+
+    def parked(claim_id: str) -> Waiter:
+        return node.session.park(ClaimJobs("w", ("default",), 1, None, claim_id), 60_000)
+
+    first, nameless = parked("c"), parked("")
+    mark = node.session.mark(first)
+    assert node.session.is_latest(mark)
+    assert not node.session.is_latest(node.session.mark(nameless)), "nothing that could be repeated"
+    repeat = parked("c")
+    assert not node.session.is_latest(mark)
+    assert node.session.is_latest(node.session.mark(repeat))
+    for strange in ("", ".", "1", "1.", "1.x", f"2.{repeat.serial}", "1." + "9" * 5000):
+        assert not node.session.is_latest(strange)
+    node.session.close()
+    assert not node.session.is_latest(node.session.mark(repeat))
+    for waiter in (first, nameless, repeat):
+        assert isinstance(waiter.future.exception(), NotApplied)
 
 
 async def test_losing_leadership_answers_every_waiting_claim_at_once() -> None:
