@@ -162,6 +162,8 @@ class Journal:
     def deleteEntriesFrom(self, position: int) -> None:
         if position >= len(self._entries):
             return
+        if position == 0:
+            raise Fatal(f"all of the log would go, its root {self._entries[0].log_index} with it")  # 18
         index = self._entries[position].log_index
         self._bytes -= sum(len(entry.data) for entry in self._entries[position:])
         del self._entries[position:]
@@ -172,6 +174,8 @@ class Journal:
         self._wrote()
 
     def deleteEntriesTo(self, position: int) -> None:
+        if position >= len(self._entries):
+            raise Fatal(f"all of the log would go, up to {self._entries[-1].log_index}")  # 18
         self._bytes -= sum(len(entry.data) for entry in self._entries[:position])
         del self._entries[:position]
         self._log.truncate_before(self._entries[0].log_index)

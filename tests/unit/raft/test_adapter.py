@@ -22,7 +22,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
         await raft.stop()
 
 
-async def test_proposals_of_a_leader_that_is_cut_off_end_as_unknown(cluster: Cluster) -> None:
+async def test_13_proposals_of_a_leader_that_is_cut_off_end_as_unknown(cluster: Cluster) -> None:
     assert cluster.network is not None
     leader = cluster.nodes[await cluster.leader()]
     cluster.network.cut(next(node_id for node_id, raft in cluster.nodes.items() if raft is leader))
@@ -35,7 +35,7 @@ async def test_proposals_of_a_leader_that_is_cut_off_end_as_unknown(cluster: Clu
     assert cluster.errors == []
 
 
-async def test_reads_of_a_leader_that_is_cut_off_are_refused(cluster: Cluster) -> None:
+async def test_19_reads_of_a_leader_that_is_cut_off_are_refused(cluster: Cluster) -> None:
     assert cluster.network is not None
     leader_id = await cluster.leader()
     cluster.network.cut(leader_id)
@@ -44,7 +44,7 @@ async def test_reads_of_a_leader_that_is_cut_off_are_refused(cluster: Cluster) -
     assert refused.value.code == "no_leader"
 
 
-async def test_an_apply_that_raises_ends_the_node_once_and_loudly(cluster: Cluster) -> None:
+async def test_18_an_apply_that_raises_ends_the_node_once_and_loudly(cluster: Cluster) -> None:
     leader_id = await cluster.leader()
     broken = ZeroDivisionError("a broken invariant")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
+from tests.unit.raft.messages import answer, answers, append, beat, far_back, kinds, matched, next_index, piece
 from tests.unit.raft.script import Script
 
 from horae_node.errors import Fatal
@@ -15,31 +16,6 @@ from horae_node.raft.guard import WINDOW_BYTES
 from horae_node.raft.port import ENTRY_BYTES_MAX
 from horae_node.raft.pysyncobj_core import BATCH_BYTES, CANDIDATE, SUCCESS
 from horae_node.raft.snapshots import UNWRITTEN_BYTES_MAX
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Script:
-    return Script(tmp_path)
-
-
-@pytest.fixture
-def led(script: Script) -> Script:
-    """Three nodes, `a` leads in term 1, its first entry (index 2) is applied everywhere."""
-    script.elect("a", "b", "c")
-    script.settle()
-    script.run("abc", 100)
-    assert [node.machine.applied_index for node in script.nodes.values()] == [2, 2, 2]
-    return script
-
-
-def kinds(messages: list[dict[str, object]]) -> list[object]:
-    return [message["type"] for message in messages]
-
-
-def answers(messages: list[dict[str, object]]) -> list[tuple[object, object]]:
-    """(success, acknowledged index) of each answer."""
-    return [(m["success"], m["next_node_idx"] - 1) for m in messages if m["type"] == "next_node_idx"]  # type: ignore[operator]
-
 
 # ---------------------------------------------------------------- 1, 2: the disk
 
@@ -107,18 +83,6 @@ def test_2_a_leader_whose_disk_stands_still_steps_down(led: Script) -> None:
 # ---------------------------------------------------------------- 3: no truncation without a conflict
 
 
-def append(led: Script, *, prev: int, entries: list[tuple[bytes, int, int]], commit: int = 2) -> dict[str, object]:
-    return {
-        "type": "append_entries",
-        "term": led["a"].core.term,
-        "seq": 1000,
-        "commit_index": commit,
-        "prevLogIdx": prev,
-        "prevLogTerm": led["a"].journal.term_at(prev),
-        "entries": tuple(entries),
-    }
-
-
 def test_3_an_old_batch_that_comes_again_truncates_nothing(led: Script) -> None:
     entries = [(b"\0e%d" % index, index, 1) for index in range(3, 7)]
     led.inject("a", "b", append(led, prev=2, entries=entries))
@@ -160,21 +124,6 @@ def test_a_follower_applies_only_what_is_on_its_own_disk(led: Script) -> None:
 
 
 # ---------------------------------------------------------------- 4, 5, 6: answers
-
-
-def answer(**fields: object) -> dict[str, object]:
-    plain = {"type": "next_node_idx", "term": 1, "seq": 10_000, "next_node_idx": 3, "reset": False, "success": True}
-    return plain | fields
-
-
-def matched(script: Script, peer: str) -> int:
-    core = script["a"].core
-    return core.match_index[core.peers[peer]]
-
-
-def next_index(script: Script, peer: str) -> int:
-    core = script["a"].core
-    return core.next_index[core.peers[peer]]
 
 
 def test_4_an_answer_of_another_term_does_not_count(led: Script) -> None:
@@ -239,16 +188,6 @@ def test_6_a_gap_is_answered_with_the_own_end_and_a_conflict_with_the_committed(
 # ---------------------------------------------------------------- 7, 8, 10: snapshots
 
 
-def piece(**fields: object) -> dict[str, object]:
-    data = b"snapshot"
-    plain = {"index": 20, "term": 1, "previous_term": 1, "size": 8, "offset": 0, "data": data, "crc": 0, "last": True}
-    return plain | fields
-
-
-def beat(serialized: object, term: int = 1) -> dict[str, object]:
-    return {"type": "append_entries", "term": term, "seq": 1000, "commit_index": 900, "serialized": serialized}
-
-
 def test_7_a_snapshot_message_moves_no_commit_index(led: Script) -> None:
     led.inject("a", "b", append(led, prev=2, entries=[(b"\0x", 3, 1), (b"\0x", 4, 1)]))
     led.inject("a", "b", beat(None))
@@ -284,23 +223,6 @@ def test_8_a_new_connection_begins_a_transfer_anew(led: Script) -> None:
     led.connect("a", "b")
     led.inject("a", "b", beat(piece(offset=8, size=16, crc=crc32(b"snapshotsnapshot"))))
     assert led["b"].installs == []
-
-
-def far_back(led: Script) -> Script:
-    """c is behind the log of a, which has a snapshot for it."""
-    led.isolate("c")
-    for number in range(30):
-        led["a"].propose(b"%d" % number)
-    led.run("ab", 200)
-    led["a"].machine.commit()
-    led["a"].journal.cut_below(20)
-    led["a"].give_snapshot()
-    led.rejoin("c")
-    led["a"].core.next_index[led["a"].core.peers["c"]] = 3
-    led["a"].send()
-    led.deliver("a", "c")
-    assert len(led["c"].installs) == 1
-    return led
 
 
 def test_8_a_snapshot_that_could_not_be_kept_is_asked_for_again(led: Script) -> None:

@@ -135,3 +135,25 @@ def test_a_hole_is_fatal(journal: Journal) -> None:
 def test_the_library_may_not_clear_the_log(journal: Journal) -> None:
     with pytest.raises(Fatal):
         journal.clear()
+
+
+def test_18_a_cut_leaves_one_entry_at_least(journal: Journal) -> None:
+    journal.cut_below(11)
+    assert len(journal) == 10, "the entry to begin with is not there"
+    journal.cut_below(10)
+    assert (len(journal), journal.first_index, journal.last_index) == (1, 10, 10)
+    journal.add(b"y", 11, 2)
+    assert journal[-1].log_index == 11
+
+
+def test_18_a_new_beginning_leaves_its_root(journal: Journal) -> None:
+    journal.restart_at(40, 4)
+    assert (len(journal), journal[0].log_index, journal[-1].term) == (1, 40, 4)
+
+
+def test_18_to_empty_the_log_is_fatal(log: MemoryRaftLog, journal: Journal) -> None:
+    for empty in (journal.clear, lambda: journal.deleteEntriesFrom(0), lambda: journal.deleteEntriesTo(10)):
+        with pytest.raises(Fatal):
+            empty()
+    assert len(journal) == 10
+    assert len(log.crash().load().entries) == 10

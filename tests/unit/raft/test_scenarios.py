@@ -39,7 +39,7 @@ def acknowledged(node: ScriptNode) -> list[bytes]:
     return [entry for entry, reason in node.reasons.items() if reason == SUCCESS]
 
 
-def test_s1_a_deposed_leader_does_not_commit_its_own_tail_on_a_snapshot_piece(script: Script) -> None:
+def test_7_s1_a_deposed_leader_does_not_commit_its_own_tail_on_a_snapshot_piece(script: Script) -> None:
     script.isolate("a")
     propose(script["a"], numbered("x", 3))
     script.elect("b", "c")
@@ -60,7 +60,7 @@ def test_s1_a_deposed_leader_does_not_commit_its_own_tail_on_a_snapshot_piece(sc
     assert script["a"].machine.entries == script["b"].machine.entries == numbered("y", 20, 40_000)
 
 
-def test_s2_batches_sent_again_truncate_nothing_that_was_acknowledged(script: Script) -> None:
+def test_3_s2_batches_sent_again_truncate_nothing_that_was_acknowledged(script: Script) -> None:
     script.isolate("c")
     entries = numbered("e", 3, 900_000)
     for entry in entries:
@@ -92,7 +92,7 @@ def test_s2_batches_sent_again_truncate_nothing_that_was_acknowledged(script: Sc
     assert script["b"].machine.entries == script["c"].machine.entries == entries
 
 
-def test_s3_an_answer_of_an_earlier_reign_commits_nothing_in_a_later_one(tmp_path: Path) -> None:
+def test_4_s3_an_answer_of_an_earlier_reign_commits_nothing_in_a_later_one(tmp_path: Path) -> None:
     script = Script(tmp_path, size=5)
     script.elect("a", "b", "c", "d", "e")
     script.run("abcde", 100)
@@ -127,7 +127,7 @@ def test_s3_an_answer_of_an_earlier_reign_commits_nothing_in_a_later_one(tmp_pat
     assert acknowledged(script["a"]) == []
 
 
-def test_s5_a_snapshot_that_breaks_off_claims_nothing(script: Script) -> None:
+def test_8_s5_a_snapshot_that_breaks_off_claims_nothing(script: Script) -> None:
     script.isolate("a")
     propose(script["a"], numbered("x", 60))
     script.elect("b", "c")
@@ -155,7 +155,7 @@ def test_s5_a_snapshot_that_breaks_off_claims_nothing(script: Script) -> None:
     assert script["b"].core.match_index[peer] == script["b"].last
 
 
-def test_power_lost_with_acknowledgements_out_loses_nothing(tmp_path: Path) -> None:
+def test_1_2_power_lost_with_acknowledgements_out_loses_nothing(tmp_path: Path) -> None:
     script = Script(tmp_path)
     script.elect("a", "b", "c")
     script.run("abc", 100)
@@ -181,7 +181,7 @@ def test_power_lost_with_acknowledgements_out_loses_nothing(tmp_path: Path) -> N
     assert script["a"].terms == script["b"].terms
 
 
-def test_callbacks_of_a_leader_that_is_cut_off_all_come_within_the_fallback(script: Script) -> None:
+def test_13_callbacks_of_a_leader_that_is_cut_off_all_come_within_the_fallback(script: Script) -> None:
     script.isolate("a")
     entries = numbered("w", 100)
     propose(script["a"], entries)
@@ -196,7 +196,7 @@ def test_callbacks_of_a_leader_that_is_cut_off_all_come_within_the_fallback(scri
     assert acknowledged(script["a"]) == []
 
 
-def test_a_conflict_with_more_than_a_batch_behind_it_is_soon_resolved(script: Script) -> None:
+def test_6_a_conflict_with_more_than_a_batch_behind_it_is_soon_resolved(script: Script) -> None:
     script.isolate("a")
     propose(script["a"], [b"x"])
     script.elect("b", "c")
@@ -209,7 +209,7 @@ def test_a_conflict_with_more_than_a_batch_behind_it_is_soon_resolved(script: Sc
     assert script["a"].machine.entries == entries
 
 
-def test_a_follower_far_back_takes_a_snapshot_and_keeps_what_follows_it(script: Script) -> None:
+def test_8_a_follower_far_back_takes_a_snapshot_and_keeps_what_follows_it(script: Script) -> None:
     script.isolate("c")
     entries = numbered("y", 40)
     propose(script["a"], entries)
@@ -227,7 +227,7 @@ def test_a_follower_far_back_takes_a_snapshot_and_keeps_what_follows_it(script: 
     assert script["c"].journal.first_index == 42
 
 
-def test_a_new_leader_in_the_middle_of_a_transfer_sends_its_own_from_the_beginning(script: Script) -> None:
+def test_8_a_new_leader_in_the_middle_of_a_transfer_sends_its_own_from_the_beginning(script: Script) -> None:
     script.isolate("c")
     entries = numbered("y", 20, PIECE_BYTES)
     propose(script["a"], entries)
@@ -252,7 +252,7 @@ def test_a_new_leader_in_the_middle_of_a_transfer_sends_its_own_from_the_beginni
     assert not half.path.exists(), "nothing of the older one is left"
 
 
-def test_an_install_keeps_a_tail_that_extends_the_snapshot(script: Script) -> None:
+def test_8_an_install_keeps_a_tail_that_extends_the_snapshot(script: Script) -> None:
     propose(script["a"], numbered("y", 10))
     script["a"].send()
     script.deliver("a", "b")
