@@ -15,10 +15,10 @@ from horae_node import codec, logs
 from horae_node.clock import Clock
 from horae_node.core import machine, views
 from horae_node.core.commands import ENTRY_VERSION, Header
-from horae_node.core.model import MACHINE_VERSION, Meta
+from horae_node.core.model import MACHINE_VERSION, Meta, Standing
 from horae_node.core.results import EntryOutcome
 from horae_node.errors import Fatal, Outdated
-from horae_node.raft.port import SnapshotInfo
+from horae_node.raft.port import Member, Roster, SnapshotInfo
 from horae_storage import snapshot
 from horae_storage.errors import Corrupt, StorageFull
 from horae_storage.kv import TXN_BYTES_MAX, Frozen, Store, View
@@ -47,6 +47,7 @@ class Applier:
             )
         self._applied_index = meta.applied_index
         self._durable_index = self._applied_index
+        self._roster = _read_roster(store.txn)
         self._commands_open = 0
         self._full = False
         self._copies: dict[asyncio.Future[int], Frozen] = {}
@@ -62,6 +63,10 @@ class Applier:
     @property
     def durable_index(self) -> int:
         return self._durable_index
+
+    @property
+    def roster(self) -> Roster | None:
+        return self._roster
 
     @property
     def last_stamp(self) -> tuple[int, int]:
@@ -93,6 +98,8 @@ class Applier:
         header, commands = codec.split_entry(entry) if entry else (_NO_HEADER, ())
         outcome = machine.apply(index, header, commands, self._store.txn)
         self._applied_index = index
+        if outcome.members_changed:
+            self._roster = _read_roster(self._store.txn)
         if commands:
             self._last_stamp = (header.now_ms, self._clock.monotonic_ms())
         self._commands_open += len(commands)
@@ -169,6 +176,7 @@ class Applier:
         if self._applied_index != snapshot_info.last_index:
             raise Fatal(f"the snapshot says index {snapshot_info.last_index}, its state {self._applied_index}")
         self._durable_index = self._applied_index
+        self._roster = _read_roster(self._store.txn)
         self._last_stamp = (self.meta().now_ms, self._clock.monotonic_ms())
         self._commands_open = 0
         if self._on_install is not None:
@@ -178,6 +186,22 @@ class Applier:
         """Commit and close the store."""
         self._try_commit()
         self._store.close()
+
+
+def _read_roster(view: View) -> Roster | None:
+    """The members that the state holds; None when it holds none."""
+    records = views.read_members(view)
+    if not records:
+        return None
+    by_standing: dict[int, list[Member]] = {standing: [] for standing in Standing}
+    for node_id, record in records.items():
+        by_standing[record.standing].append(Member(node_id, record.raft_address, record.http_url))
+    return Roster(
+        max(record.version for record in records.values()),
+        tuple(by_standing[Standing.VOTER]),
+        tuple(by_standing[Standing.LEARNER]),
+        frozenset(member.node_id for member in by_standing[Standing.REMOVED]),
+    )
 
 
 def _write_snapshot(frozen: Frozen, path: Path, meta: snapshot.SnapshotMeta) -> int:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 
 from horae_node.errors import NotApplied, OutcomeUnknown
-from horae_node.raft.port import PeerStatus, RaftStatus, StateMachine
+from horae_node.raft.port import Member, PeerStatus, RaftStatus, Roster, StateMachine
 
 
 class FakeRaft:
@@ -25,6 +25,8 @@ class FakeRaft:
         self.pending: list[tuple[bytes, asyncio.Future[object]]] = []
         self._on_role: Callable[[], None] = lambda: None
         self.peers: dict[str, PeerStatus] = {}
+        self.configured = Roster(0, (Member("n1", "n1:1", "http://n1"), Member("n2", "n2:1", "http://n2")))
+        self.handed_to: list[str] = []
 
     def propose(self, entry: bytes) -> asyncio.Future[object]:
         if not self.is_leader:
@@ -69,6 +71,18 @@ class FakeRaft:
     async def start(self) -> None: ...
 
     async def stop(self) -> None: ...
+
+    @property
+    def roster(self) -> Roster:
+        return self.machine.roster or self.configured
+
+    async def hand_over(self, node_id: str) -> bool:
+        self.handed_to.append(node_id)
+        return not self.is_leader
+
+    def on_roster(self, callback: Callable[[Roster], None]) -> None: ...
+
+    def on_removed(self, callback: Callable[[], None]) -> None: ...
 
     def retire(self) -> None:
         self.lose_leadership()

@@ -9,11 +9,13 @@ Not here: when faults happen (`faults.py`). Next to read: `horae_node/raft/trans
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Final
 
 import msgpack
 from tests.sim.world import SECOND, Handle, Process, World
 
+from horae_node.raft.port import Roster
 from horae_node.raft.transport import DEAD_S, HELLO_TIMEOUT_S, PING_S, REDIAL_MAX_S, REDIAL_MIN_S, Message, Receiver
 
 CHECK_EVERY: Final = 97
@@ -307,6 +309,10 @@ class SimTransport:
         connection = self.links.get(node_id)
         if connection is not None:
             self.process.loop.call_soon(self._drop, connection)
+
+    def set_peers(self, addresses: Mapping[str, str], removed: frozenset[str], book: Roster) -> None:
+        """The cluster's wires are there from the start; its members stay."""
+        assert set(addresses) == set(self.network.ids) - {self.own_id}
 
     def silence(self) -> None:
         self.links.clear()

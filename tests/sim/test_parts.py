@@ -13,6 +13,7 @@ from tests.sim.disk import Disk, SimLog
 from tests.sim.network import Network, SimTransport
 from tests.sim.world import MILLISECOND, SECOND, WALL_START_MS, Clock, Handle, Process, World
 
+from horae_node.raft.port import Roster
 from horae_node.raft.transport import Message
 from horae_storage.errors import StorageFailed, StorageFull
 from horae_storage.log_port import LogEntry
@@ -37,6 +38,12 @@ class Told:
 
     def on_messages(self, node_id: str, messages: list[Message]) -> None:
         self.log += [message["number"] for message in messages]
+
+    def on_book(self, book: Roster) -> None:
+        raise AssertionError("nobody changes members here")
+
+    def on_sent_away(self) -> None:
+        raise AssertionError("nobody changes members here")
 
     def on_connection(self, node_id: str, up: bool) -> None:
         self.log.append(up)

@@ -13,9 +13,10 @@ product share it. Rule numbers are those of the table in docs/consensus.md:
 13 no forwarded commands; waiters fail with leadership    14 strangers are not heard
 15 no entry is sent in parts                              16 bytes in flight to a peer are bounded
 17 messages are checked before they are believed          18 the log never gets empty
-19 reads ask a majority first (`begin_round`)
+19 reads ask a majority first (`begin_round`)            20 one change of members at a time (`members.py`)
 
-Next to read: `pysyncobj_core.py` (the library's names), `pysyncobj_adapter.py` (who drives this).
+Next to read: `members.py`, `handover.py`, `pysyncobj_core.py` (the library's names), `pysyncobj_adapter.py` (who
+drives this).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from typing import Final
 from horae_node.clock import Clock
 from horae_node.errors import Fatal
 from horae_node.logs import get_log
+from horae_node.raft.handover import Call, Handover
+from horae_node.raft.members import Seats
 from horae_node.raft.port import SnapshotInfo, Timing
 from horae_node.raft.pysyncobj_core import CANDIDATE, FOLLOWER, LEADER, Core, Message, Peer
 from horae_node.raft.pysyncobj_journal import Journal
@@ -52,6 +55,7 @@ MESSAGE_FIELDS: Final[dict[str, tuple[tuple[str, type], ...]]] = {
     "pre_vote": (("term", int), ("id", int), ("last_log_index", int), ("last_log_term", int)),
     "pre_vote_resp": (("term", int), ("id", int), ("ok", bool)),
     "term_hint": (("term", int),),
+    "lead_now": (("term", int),),
 }
 """Every message that is understood, and what it must hold. All others are dropped, the library's own
 `apply_command`, `apply_command_response` and `timeout_now` among them (rule 13)."""
@@ -79,6 +83,7 @@ class Link:
         "beat_at",
         "connected",
         "disk_full",
+        "fed",
         "flight",
         "flight_bytes",
         "gated",
@@ -89,10 +94,15 @@ class Link:
         "peer",
         "seq",
         "stale_seq",
+        "votes",
     )
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
+        self.votes = True
+        """It counts: for commits, elections, read rounds and cluster time."""
+        self.fed = True
+        """It is sent the log: voters and learners are."""
         self.connected = False
         self.disk_full = False
         """Its last acknowledgement said that its log's disk has no room."""
@@ -182,6 +192,10 @@ class Guard:
         self._pre_votes: set[Peer] = set()
         self._pre_vote_won = False
         self._retired = False
+        self._votes = True
+        """This node is a voter by its own state: only then does it stand."""
+        self._learners = 0
+        self._call = Call()
         self._voters: tuple[int, set[Peer]] = (0, set())
         self._sent: list[LogEntry] = []
         self._ticked_at: float | None = None
@@ -196,6 +210,7 @@ class Guard:
             "pre_vote": self._in_pre_vote,
             "pre_vote_resp": self._in_pre_vote_answer,
             "term_hint": self._in_term_hint,
+            "lead_now": self._in_lead_now,
         }
         core.on_send(self.out)
 
@@ -223,6 +238,8 @@ class Guard:
         if kind == "append_entries":
             self._out_append(link, message)
         elif kind in ("request_vote", "response_vote"):
+            if kind == "request_vote" and message["term"] == self._call.term:
+                message["called"] = True
             self._send_gated(link, message)  # 1
         # `next_node_idx`: the guard answers each append itself, exactly once. The rest is 13.
 
@@ -234,9 +251,13 @@ class Guard:
         if self._retired:
             self._core.election_deadline = now + 1  # before each tick: the library never holds an election
         elif self._core.state != LEADER:
+            self._maybe_follow_call(now)
             self._maybe_pre_vote(now)
         self.raise_commit()
-        self._core.tick()
+        if self._core.others or self._journal.durable >= self._journal.mark:
+            self._core.tick()  # 2: who is the only voter counts nothing but what is on its disk
+        if not self._votes and self._core.state == LEADER:
+            self._core.resign()  # 20: its own removal is what it has just applied
         self._beat_muted(now)
         if self.rounds and self._core.state != LEADER:
             self.rounds.clear()
@@ -250,8 +271,43 @@ class Guard:
         core = self._core
         if core.state != LEADER:
             return self._pre_vote_won or core.state != FOLLOWER or self.lags_known or core.commit > core.applied
-        matched = sorted(core.match_index.values(), reverse=True)
-        return matched[(len(self.links) + 1) // 2 - 1] > core.commit or core.commit > core.applied
+        return self._majority_has() > core.commit or core.commit > core.applied
+
+    def _majority_has(self) -> int:
+        """The index up to which a majority of the voters has our log."""
+        core = self._core
+        if not core.others:
+            return self._journal.durable_index
+        match_index = core.match_index
+        matched = [match_index[peer] for peer in core.others] if self._learners else list(match_index.values())
+        matched.sort(reverse=True)
+        return matched[(len(matched) + 1) // 2 - 1]
+
+    def adopt(self, seats: Seats) -> None:
+        """Hear, send to and count the others as `seats` says from now on (20)."""
+        core = self._core
+        for node_id in sorted(seats.everybody - self.links.keys()):
+            link = self.links[node_id] = Link(core.peers.setdefault(node_id, Peer(node_id)))
+            self._by_peer[link.peer] = link
+        for node_id in [node_id for node_id in self.links if node_id not in seats.everybody]:
+            self._part(self.links.pop(node_id))
+        for node_id, link in self.links.items():
+            link.votes = node_id in seats.voters
+            link.fed = link.votes or node_id in seats.learners
+            if link.fed:
+                core.seat(link.peer, votes=link.votes)
+            else:
+                core.unseat(link.peer)
+        self._votes = seats.own_votes
+        self._learners = len(seats.learners)
+
+    def _part(self, link: Link) -> None:
+        """Forget a peer: nothing is heard of it or sent to it any more."""
+        self._shelf.cancel(link.peer.id)
+        self._core.unseat(link.peer)
+        self._core.connected.discard(link.peer)
+        self._core.peers.pop(link.peer.id, None)
+        del self._by_peer[link.peer]
 
     def retire(self) -> None:
         """Lead no more and stand in no election: another shall. This node goes on acknowledging and voting."""
@@ -271,7 +327,9 @@ class Guard:
 
     def on_connection(self, node_id: str, up: bool) -> None:
         """A connection came up or was lost: nothing of the older one counts any more (6, 8)."""
-        link = self.links[node_id]
+        link = self.links.get(node_id)
+        if link is None:
+            return  # 14: it parted while its connection was still on its way down
         link.connected = up
         link.clear()
         link.muted = False
@@ -363,6 +421,8 @@ class Guard:
                 raise Fatal(f"{link.peer.id} would truncate our committed entry {prev + 1}")
             self._deliver_append(link, message["term"], prev, prev_term, entries[known:])
         self.commit_known = max(self.commit_known, min(message["commit_index"], verified))
+        # 20: in one group with the entries, on the disk before they are acknowledged.
+        self._journal.setRaftCommitIndex(max(self._core.commit, self.commit_known))
         self.raise_commit()
         self._accept(link, seq, verified)
 
@@ -457,7 +517,7 @@ class Guard:
         if goal > core.commit + 1:
             goal = min(goal, self._journal.reach(core.commit + 1, data_bytes=APPLY_BYTES))
         core.commit = goal
-        self._journal.setRaftCommitIndex(goal)
+        self._journal.setRaftCommitIndex(max(goal, self.commit_known))
 
     @property
     def lags_known(self) -> bool:
@@ -588,15 +648,16 @@ class Guard:
         if message["term"] > core.term:
             core.step_down(message["term"])
             return
-        if message["term"] < core.term or core.state != LEADER:
-            return  # 4: of another reign
+        if message["term"] < core.term or core.state != LEADER or not link.fed:
+            return  # 4: of another reign, or of one who is not led by us
         seq = message["seq"]
         self._land(link, seq, early=bool(message.get("early")))
         link.disk_full = bool(message.get("disk_full"))
-        self._confirm_rounds(link.peer, seq)
-        wall_ms = message.get("wall_ms")
-        if isinstance(wall_ms, int):
-            self._on_peer_clock(link.peer.id, wall_ms)
+        if link.votes:
+            self._confirm_rounds(link.peer, seq)
+            wall_ms = message.get("wall_ms")
+            if isinstance(wall_ms, int):
+                self._on_peer_clock(link.peer.id, wall_ms)
         next_index, reset, success = message["next_node_idx"], message["reset"], message["success"]
         if reset:
             reset = seq > link.stale_seq  # 6
@@ -699,22 +760,26 @@ class Guard:
         """Ask all peers whether we still lead. The round is `confirmed` once a majority has answered something that
         was sent after this call, in our term; it is dropped when we stop leading first."""
         core = self._core
-        floors = {link.peer: link.seq for link in self.links.values()}
+        floors = {link.peer: link.seq for link in self.links.values() if link.votes}
         # Before our term's own first entry is committed, our commit index may be old news.
         round_ = Round(floors, core.term, max(core.commit, core.noop_index))
+        if not core.others:
+            round_.confirmed = True
+            return round_
         self.rounds.append(round_)
         for link in self.links.values():
-            if link.connected:
+            if link.connected and link.votes:
                 self._beat(link)
         return round_
 
     def _confirm_rounds(self, peer: Peer, seq: int) -> None:
         if not self.rounds:
             return
+        others = self._core.others
         for round_ in self.rounds:
-            if seq > round_.floors[peer]:
+            if seq > round_.floors.get(peer, seq):
                 round_.confirmed_by.add(peer)
-                round_.confirmed = self._is_majority(len(round_.confirmed_by) + 1)
+                round_.confirmed = self._is_majority(len(round_.confirmed_by & others) + 1)
         self.rounds = [round_ for round_ in self.rounds if not round_.confirmed]
 
     # ================================================================== elections (11, 12)
@@ -738,13 +803,21 @@ class Guard:
             return
         # Or a node that reaches no majority would name, and send its callers to, a leader that is long gone.
         core.forget_leader()
-        if not core.connected or now - self._disk_seen[1] > DISK_STALL_S:
+        if not self._may_stand():
+            core.election_deadline = now + self._heartbeat
+            return
+        if (core.others and not core.connected) or now - self._disk_seen[1] > DISK_STALL_S:
+            return
+        if not core.others:
+            self._win_pre_vote()
             return
         core.election_deadline = now + core.new_timeout()
         self._pre_vote_id += 1
         self._pre_votes = set()
         last = self._journal.last
         for link in self.links.values():
+            if not link.votes:
+                continue
             question = {
                 "type": "pre_vote",
                 "id": self._pre_vote_id,
@@ -766,20 +839,27 @@ class Guard:
         if message["term"] > core.term:
             core.step_down(message["term"])
             return
-        if not message["ok"] or message["id"] != self._pre_vote_id or core.state == LEADER:
+        if not message["ok"] or message["id"] != self._pre_vote_id or core.state == LEADER or not link.votes:
             return
         self._pre_votes.add(link.peer)
         if self._is_majority(len(self._pre_votes) + 1):
-            self._pre_vote_id += 1
-            self._pre_vote_won = True
-            core.election_deadline = 0.0  # the library's next tick holds the election
+            self._win_pre_vote()
+
+    def _win_pre_vote(self) -> None:
+        self._pre_vote_id += 1
+        self._pre_vote_won = True
+        self._core.election_deadline = 0.0  # the library's next tick holds the election
+
+    def _may_stand(self) -> bool:
+        """20: only a voter, and one whose state holds every change of members that it knows to be committed."""
+        return self._votes and not self._retired and self._core.applied >= self.commit_known
 
     def _in_request_vote(self, link: Link, message: Message) -> None:
         core, term = self._core, message["term"]
         if term < core.term:
             self._send(link, {"type": "term_hint", "term": core.term})
             return
-        if term > core.term and self._hears_leader():
+        if term > core.term and self._hears_leader() and message.get("called") is not True:
             return
         if term == core.term and core.voted_for == link.peer.id and core.state == FOLLOWER:
             self._send_gated(link, {"type": "response_vote", "term": term})  # 12: the answer may have been lost
@@ -788,7 +868,7 @@ class Guard:
 
     def _in_response_vote(self, link: Link, message: Message) -> None:
         core = self._core
-        if message["term"] != core.term or core.state != CANDIDATE:
+        if message["term"] != core.term or core.state != CANDIDATE or not link.votes:
             return
         if self._voters[0] != core.term:
             self._voters = (core.term, set())
@@ -800,6 +880,34 @@ class Guard:
         if message["term"] > self._core.term:
             self._core.step_down(message["term"])
 
+    # ------------------------------------------------------------------ handing over
+
+    def begin_handover(self, node_id: str, wait_s: float) -> Handover | None:
+        """Prepare to make this voter lead; None when it cannot."""
+        link = self.links.get(node_id)
+        if link is None or not link.votes or not link.connected or self._core.state != LEADER:
+            return None
+        return Handover(self._core, self._journal, link.peer, self._clock.monotonic() + wait_s)
+
+    def maybe_call(self, handover: Handover) -> None:
+        """Call the next leader up, once, when it has everything."""
+        if handover.is_due():
+            handover.called = True
+            self._send(self._by_peer[handover.peer], {"type": "lead_now", "term": self._core.term})
+
+    def _in_lead_now(self, link: Link, message: Message) -> None:
+        core = self._core
+        if message["term"] == core.term and core.leader_id == link.peer.id and core.state == FOLLOWER:
+            self._call.until = self._clock.monotonic() + self._election_min
+
+    def _maybe_follow_call(self, now: float) -> None:
+        """Stand as soon as we may: whoever called us leads no more than it must."""
+        call = self._call
+        if call.until > now and self._may_stand():
+            call.until = 0.0
+            call.term = self._core.term + 1
+            self._win_pre_vote()
+
     def _hears_leader(self) -> bool:
         fresh = self._clock.monotonic() - self._leader_heard_at < self._election_min
         return fresh and self._core.leader_id is not None
@@ -809,7 +917,7 @@ class Guard:
         return bool((message["last_log_term"], message["last_log_index"]) >= (last.term, last.log_index))
 
     def _is_majority(self, voters: int) -> bool:
-        return 2 * voters > len(self.links) + 1
+        return 2 * voters > len(self._core.others) + 1
 
     # ================================================================== sending
 

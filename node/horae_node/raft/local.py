@@ -14,7 +14,7 @@ from typing import Final
 from horae_node.errors import NotApplied, OutcomeUnknown, Outdated
 from horae_node.logs import get_log
 from horae_node.raft import boot
-from horae_node.raft.port import ENTRY_BYTES_MAX, LogLimits, RaftStatus, StateMachine
+from horae_node.raft.port import ENTRY_BYTES_MAX, LogLimits, Member, RaftStatus, Roster, StateMachine
 from horae_node.raft.pysyncobj_journal import ENTRY_NOOP, ENTRY_REGULAR, Journal
 from horae_storage.errors import StorageFull
 from horae_storage.log_port import RaftLog
@@ -34,8 +34,11 @@ class LocalRaft:
         log: RaftLog,
         machine: StateMachine,
         *,
+        members: tuple[Member, ...] = (),
         limits: LogLimits | None = None,
     ) -> None:
+        """`members`: this node, for those who ask."""
+        self._roster = Roster(0, members)
         self._own_id = own_id
         self._log = log
         self._machine = machine
@@ -66,6 +69,20 @@ class LocalRaft:
 
     def retire(self) -> None:
         """There is nobody else to lead."""
+
+    async def hand_over(self, node_id: str) -> bool:
+        """There is nobody to hand over to."""
+        return not self._running
+
+    @property
+    def roster(self) -> Roster:
+        return self._roster
+
+    def on_roster(self, callback: Callable[[Roster], None]) -> None:
+        """Never called: a node that runs alone has fixed members."""
+
+    def on_removed(self, callback: Callable[[], None]) -> None:
+        """Never called."""
 
     async def stop(self) -> None:
         if not self._running:

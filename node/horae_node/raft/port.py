@@ -38,11 +38,36 @@ class LogLimits(NamedTuple):
 
 
 class Member(NamedTuple):
-    """One voter. `node_id` is a name and outlives addresses; `raft_address` is `host:port`; `http_url` is shown."""
+    """One node. `node_id` is a name and outlives addresses; `raft_address` is `host:port`; `http_url` is shown."""
 
     node_id: str
     raft_address: str
     http_url: str
+
+
+class Roster(NamedTuple):
+    """Who is a member, as of one log index."""
+
+    at_index: int
+    """Log index of its last change; 0: as configured."""
+    voters: tuple[Member, ...]
+    learners: tuple[Member, ...] = ()
+    """They get everything and count for nothing."""
+    removed: frozenset[str] = frozenset()
+    """Ids that left for good."""
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Voters and learners, by id."""
+        return tuple(sorted(self.voters + self.learners))
+
+    def standing(self, node_id: str) -> str | None:
+        """`voter`, `learner`, `removed`, or None for an id that this roster does not know."""
+        if any(member.node_id == node_id for member in self.voters):
+            return "voter"
+        if any(member.node_id == node_id for member in self.learners):
+            return "learner"
+        return "removed" if node_id in self.removed else None
 
 
 class SnapshotInfo(NamedTuple):
@@ -69,6 +94,11 @@ class StateMachine(Protocol):
     @property
     def durable_index(self) -> int:
         """Index of the last entry whose effect is synced to the state's disk: the log may be cut below it."""
+        ...
+
+    @property
+    def roster(self) -> Roster | None:
+        """The members that the state holds: one object until they change. None: none were ever written down."""
         ...
 
     def apply(self, index: int, entry: bytes) -> object:
@@ -139,6 +169,19 @@ class Raft(Protocol):
         """
         ...
 
+    async def hand_over(self, node_id: str) -> bool:
+        """Make this voter lead in our place; nothing is proposed here meanwhile. False: it did not come to that.
+
+        What waits for its outcome ends as after any loss of leadership: let it end first. Of two calls the second
+        waits for the first. A node that does not lead has nothing to hand over: True.
+        """
+        ...
+
+    @property
+    def roster(self) -> Roster:
+        """Who is a member, as applied here."""
+        ...
+
     @property
     def is_leader(self) -> bool:
         """True while this node believes it leads. May be stale: never enough for a grant or a linearizable read."""
@@ -184,12 +227,26 @@ class Raft(Protocol):
         """Call `callback()` whenever role, term or known leader changed. One callback."""
         ...
 
+    def on_roster(self, callback: Callable[[Roster], None]) -> None:
+        """Call `callback(book)` when members changed, or a peer told of a newer roster than is applied here.
+
+        `book` is the newest known, for addresses only; `roster` is what counts. One callback.
+        """
+        ...
+
+    def on_removed(self, callback: Callable[[], None]) -> None:
+        """Call once when this node learns that it is a member no more. It stands in no election from then on."""
+        ...
+
     def on_fatal(self, callback: Callable[[BaseException], None]) -> None:
         """Call once when the node must end (failed sync, failed apply, broken invariant). Nothing is sent any more."""
         ...
 
     def on_peer_clock(self, callback: Callable[[str, int], None]) -> None:
-        """Call `callback(node_id, wall_ms)` for each answer that carries its sender's wall clock (leader only)."""
+        """Call `callback(node_id, wall_ms)` for each answer that carries its sender's wall clock (leader only).
+
+        Of voters only: a learner's clock does not count.
+        """
         ...
 
     def status(self) -> RaftStatus: ...

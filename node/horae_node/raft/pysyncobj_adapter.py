@@ -1,4 +1,4 @@
-"""Three or five nodes: PySyncObj behind its guard, driven from the asyncio loop.
+"""Several nodes: PySyncObj behind its guard, driven from the asyncio loop.
 
 `_pump` is the only place that calls into the library: frames first, then what the disk finished, then the library's
 tick, then sends; what all of that wrote is sealed as one group. It is woken by frames, syncs, proposals and a timer,
@@ -21,12 +21,15 @@ from horae_node.errors import Fatal, NotApplied, OutcomeUnknown, Outdated
 from horae_node.logs import get_log
 from horae_node.raft import boot
 from horae_node.raft.guard import Guard, Round
+from horae_node.raft.handover import Handover
+from horae_node.raft.members import addresses_of, seats_of
 from horae_node.raft.port import (
     ENTRY_BYTES_MAX,
     LogLimits,
     Member,
     PeerStatus,
     RaftStatus,
+    Roster,
     SnapshotInfo,
     StateMachine,
     Timing,
@@ -60,19 +63,23 @@ SNAPSHOT_RETRY_S: Final = 5.0
 FEED_PAUSE_S: Final = 0.03
 """Between two readings of 2 MiB for one follower: at most some 60 MiB/s, so that a submit waits for little of it."""
 
+HANDOVER_S: Final = 1.0
+"""How long a leader that hands over proposes nothing: then it leads on. A call takes some round trips and one vote."""
+
 _events = get_log("raft")
 
 _ROLES: Final = ("follower", "candidate", "leader")
 
 
 class PySyncObjRaft:
-    """The `Raft` port over a PySyncObj cluster of fixed members."""
+    """The `Raft` port over a PySyncObj cluster."""
 
     def __init__(
         self,
         *,
         own_id: str,
         members: tuple[Member, ...],
+        learners: tuple[Member, ...] = (),
         cluster: str,
         log: RaftLog,
         machine: StateMachine,
@@ -83,28 +90,30 @@ class PySyncObjRaft:
         limits: LogLimits | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """`members` are all voters, this node included. The directory is this node's alone; it is made when missing.
+        """`members` are all voters, `learners` those who only follow: one of both is this node. They count until the
+        state holds members. The directory is this node's alone; it is made when missing.
 
         Raises: `ConfigError` when the installed library is not the pinned one.
         """
         require_pinned()
         timing = timing or Timing()
-        assert any(member.node_id == own_id for member in members)
+        configured = Roster(0, members, learners)
+        assert configured.standing(own_id) is not None
         self._own_id = own_id
-        self._members = members
+        self._configured = configured
+        self._seen = machine.roster
+        """What the state holds: compared by identity after each entry."""
+        self._book = self.roster
         self._cluster = cluster
         self._log = log
         self._machine = machine
-        self._directory = snapshot_dir
         self._transport = transport
         self._clock = clock
         self._limits = limits or LogLimits()
-        self._shelf = Shelf()
-        self._intake = Intake(snapshot_dir)
-        self._note = InstallNote(snapshot_dir)
+        self._make_room_for_snapshots(snapshot_dir)
         self._core = Core(
             own_id=own_id,
-            peer_ids=[member.node_id for member in members if member.node_id != own_id],
+            peer_ids=[member.node_id for member in self.roster.voters if member.node_id != own_id],
             timing=timing,
             clock=clock,
             rng=rng or random.Random(),
@@ -127,16 +136,30 @@ class PySyncObjRaft:
         self._readers: list[asyncio.Future[int]] = []
         self._rounds: list[tuple[Round, list[asyncio.Future[int]]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._commit_sent = 0
+        self._told: tuple[int, int, str | None] | None = None
+        self._handover: Handover | None = None
+        self._handed_over: asyncio.Future[bool] | None = None
+        self._removed = False
+        self._tell_nobody()
+
+    def _make_room_for_snapshots(self, directory: Path) -> None:
+        self._directory = directory
+        self._shelf = Shelf()
+        self._intake = Intake(directory)
+        self._note = InstallNote(directory)
         self._snapshot_task: asyncio.Task[None] | None = None
         self._taking_index: int | None = None
         self._snapshots_taken = 0
         self._note_group: int | None = None
         self._compact_at = 0.0
-        self._commit_sent = 0
-        self._told: tuple[int, int, str | None] | None = None
+
+    def _tell_nobody(self) -> None:
         self._on_role: Callable[[], None] = lambda: None
         self._on_fatal: Callable[[BaseException], None] = lambda error: None
         self._on_peer_clock: Callable[[str, int], None] = lambda node_id, wall_ms: None
+        self._on_roster: Callable[[Roster], None] = lambda book: None
+        self._on_removed: Callable[[], None] = lambda: None
 
     # ================================================================== the port
 
@@ -177,6 +200,7 @@ class PySyncObjRaft:
         self._intake.store = self._store_pieces
         self._intake.discard = self._discard_reception
         self._running = True
+        self._take_seats()
         await self._transport.start(self)
         self._on_timer()
 
@@ -213,8 +237,25 @@ class PySyncObjRaft:
     def term(self) -> int:
         return self._core.term
 
-    def propose(self, entry: bytes) -> asyncio.Future[object]:
+    @property
+    def roster(self) -> Roster:
+        return self._configured if self._seen is None else self._seen
+
+    async def hand_over(self, node_id: str) -> bool:
         if not self.is_leader:
+            return True
+        if self._handed_over is None:
+            handover = self._guard.begin_handover(node_id, HANDOVER_S)
+            if handover is None:
+                return False
+            self._handover = handover
+            self._handed_over = self._loop.create_future()
+            _events.event("handover_begun", to=node_id, term=self._core.term)
+            self._wake()
+        return await asyncio.shield(self._handed_over)
+
+    def propose(self, entry: bytes) -> asyncio.Future[object]:
+        if not self.is_leader or self._handover is not None:
             raise NotApplied("no_leader", "this node does not lead")
         assert 0 < len(entry) <= ENTRY_BYTES_MAX
         future: asyncio.Future[object] = self._loop.create_future()
@@ -255,7 +296,7 @@ class PySyncObjRaft:
         allowed = [self._machine.durable_index, core.applied, journal.durable_index]
         if core.state == LEADER:
             links = self._guard.links.values()
-            allowed += [core.match_index.get(link.peer, 0) for link in links if link.connected]
+            allowed += [core.match_index.get(link.peer, 0) for link in links if link.connected and link.fed]
             allowed += [at for at in (self._guard.holding_index, self._taking_index) if at is not None]
         if min(allowed) > journal.first_index:
             journal.cut_below(min(allowed))
@@ -264,6 +305,12 @@ class PySyncObjRaft:
 
     def on_role(self, callback: Callable[[], None]) -> None:
         self._on_role = callback
+
+    def on_roster(self, callback: Callable[[Roster], None]) -> None:
+        self._on_roster = callback
+
+    def on_removed(self, callback: Callable[[], None]) -> None:
+        self._on_removed = callback
 
     def on_fatal(self, callback: Callable[[BaseException], None]) -> None:
         self._on_fatal = callback
@@ -306,6 +353,21 @@ class PySyncObjRaft:
             self._guard.inp(*self._inbox.popleft())
         self._guard.on_connection(node_id, up)
         _events.event("peer_connected" if up else "peer_lost", peer=node_id)
+
+    def on_book(self, book: Roster) -> None:
+        """A peer knows members that our own state may not hold yet: be acquainted with them."""
+        if book.at_index > self._book.at_index and self._running:
+            self._book = book
+            self._guarded(self._take_seats)
+            self._on_roster(self._book)
+
+    def on_sent_away(self) -> None:
+        """A peer's word, or our own state's: we are no member any more."""
+        if self._running and not self._removed:
+            self._removed = True
+            _events.warning("removed_from_cluster", node=self._own_id)
+            self.retire()
+            self._on_removed()
 
     # ================================================================== the drive
 
@@ -373,6 +435,8 @@ class PySyncObjRaft:
             self._maybe_forget_note()
             self._maybe_compact(now)
         self._maybe_begin_round()
+        if self._handover is not None:
+            self._drive_handover(self._handover)
         self._hand_over()
         self._settle_readers()
         self._maybe_tell_role()
@@ -391,7 +455,32 @@ class PySyncObjRaft:
             self._commit_sent = self._core.commit
 
     def _apply(self, index: int, data: bytes) -> object:
-        return self._machine.apply(index, data[1:] if data[:1] == ENTRY_REGULAR else b"")
+        result = self._machine.apply(index, data[1:] if data[:1] == ENTRY_REGULAR else b"")
+        if self._machine.roster is not self._seen:
+            self._adopt_roster()
+        return result
+
+    def _adopt_roster(self) -> None:
+        """The state's members are others now: they count from this entry on."""
+        self._seen = roster = self._machine.roster
+        assert roster is not None
+        if roster.at_index >= self._book.at_index:
+            self._book = roster
+        self._take_seats()
+        _events.event(
+            "members_changed",
+            index=roster.at_index,
+            voters=",".join(member.node_id for member in roster.voters),
+            learners=",".join(member.node_id for member in roster.learners),
+        )
+        self._on_roster(self._book)
+        if self._own_id in roster.removed:
+            self._loop.call_soon(self.on_sent_away)  # not amid the apply: it resigns
+
+    def _take_seats(self) -> None:
+        roster, book = self.roster, self._book
+        self._guard.adopt(seats_of(self._own_id, roster, book))
+        self._transport.set_peers(addresses_of(self._own_id, roster, book), roster.removed, book)
 
     def _on_state(self, old: int, new: int) -> None:
         self._guard.on_state(old, new)
@@ -403,8 +492,24 @@ class PySyncObjRaft:
         if new == LEADER:
             self._commit_sent = 0
 
+    def _drive_handover(self, handover: Handover) -> None:
+        leads = self._core.state == LEADER
+        if leads and self._clock.monotonic() < handover.deadline:
+            self._guard.maybe_call(handover)
+            return
+        self._handover = None
+        done, self._handed_over = self._handed_over, None
+        _events.event("handover_ended", to=handover.peer.id, done=not leads)
+        if done is not None and not done.done():
+            done.set_result(not leads)
+        if leads:
+            self._told = None  # whoever waits to lead on looks again
+
     def _end_waiting(self) -> None:
-        """Proposals may or may not be committed by whoever leads next; reads were surely not served (13)."""
+        """Proposals may or may not be committed by whoever leads next; reads were surely not served (13).
+
+        Who hands over has done so.
+        """
         waiting, self._waiting = self._waiting, {}
         for future in waiting:
             if not future.done():
@@ -414,6 +519,8 @@ class PySyncObjRaft:
         for reader in readers:
             if not reader.done():
                 reader.set_exception(NotApplied("no_leader", "this node stopped leading"))
+        if self._handed_over is not None and not self._handed_over.done():
+            self._handed_over.set_result(True)
 
     def _fail(self, error: BaseException) -> None:
         """Nothing can be trusted any more: fall silent, and say so."""
@@ -595,6 +702,8 @@ class PySyncObjRaft:
 
     def _install(self) -> None:
         if self._guard.finish_install(self._machine.install_snapshot):
+            if self._machine.roster is not self._seen:
+                self._adopt_roster()
             _events.event("snapshot_installed", index=self._core.applied)
         self._note_group = self._journal.mark
         self._wake()

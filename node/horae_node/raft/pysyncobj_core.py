@@ -171,10 +171,12 @@ class Core:
         self.receive = self._border._onMessageReceivedCallback
         """Hand a message to the library: `receive(peer, message)`."""
         self.others: set[Peer] = self._obj._SyncObj__otherNodes
+        """The other voters."""
         self.connected: set[Peer] = self._obj._SyncObj__connectedNodes
         """Whom the library sends to. The guard takes a peer out to mute it."""
         self.next_index: dict[Peer, int] = self._obj._SyncObj__raftNextIndex
         self.match_index: dict[Peer, int] = self._obj._SyncObj__raftMatchIndex
+        self._learners: set[Peer] = self._obj._SyncObj__readonlyNodes
 
     def enter(self) -> None:
         """Point the library's clock, a global of its module, at this node's (a process of the simulator has many)."""
@@ -294,6 +296,23 @@ class Core:
         for at in [at for at in waiting if at <= index]:
             for _, done in waiting.pop(at):
                 done(None, FAIL_REASON.UNKNOWN_OUTCOME)
+
+    def seat(self, peer: Peer, *, votes: bool) -> None:
+        """Send to this peer, when leading; with `votes` it counts for commits, elections and the fall-back."""
+        self.others.discard(peer)
+        self._learners.discard(peer)
+        (self.others if votes else self._learners).add(peer)
+        if peer not in self.next_index:
+            self.next_index[peer] = self._obj._SyncObj__raftLog[-1][1] + 1
+            self.match_index[peer] = 0
+        self._obj._SyncObj__lastResponseTime.setdefault(peer, self._monotonic())
+
+    def unseat(self, peer: Peer) -> None:
+        """Neither send to it nor count it."""
+        self.others.discard(peer)
+        self._learners.discard(peer)
+        for kept in (self.next_index, self.match_index, self._obj._SyncObj__lastResponseTime):
+            kept.pop(peer, None)
 
     def connect(self, peer: Peer, up: bool) -> None:
         callback = self._border._onNodeConnected if up else self._border._onNodeDisconnected

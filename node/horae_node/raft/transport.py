@@ -1,10 +1,11 @@
 """The wire between nodes: one TCP (or TLS) connection a pair, MessagePack frames, nothing believed of a stranger.
 
 A frame is a 4-byte big-endian length and so many bytes of MessagePack; an empty frame is a ping. The first frame each
-way is a hello: version, cluster, node id. The node with the smaller id dials. What arrives is handed on in order, one
-list a read; `on_connection` brackets it, so that messages of two connections of a pair never mix. Nothing is dropped
-silently: a peer that is too slow, too loud or not who it should be loses its connection, with a log line.
-Not here: what a message means (`guard.py`).
+way is a hello: version, cluster, node id, and the newest roster that the node knows. The node with the smaller id
+dials; the other one only asks, when it is not dialled for long, whether it is still a member. What arrives is handed
+on in order, one list a read; `on_connection` brackets it, so that messages of two connections of a pair never mix.
+Nothing is dropped silently: a peer that is too slow, too loud or not who it should be loses its connection, with a log
+line. Not here: what a message means (`guard.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol, cast
 
 import msgpack
@@ -20,7 +21,8 @@ import msgpack
 from horae_node.clock import Clock
 from horae_node.errors import ConfigError
 from horae_node.logs import get_log
-from horae_node.raft.port import Member
+from horae_node.raft.members import book_as_told, book_of
+from horae_node.raft.port import Member, Roster
 
 PROTOCOL_VERSION: Final = 1
 FRAME_BYTES_MAX: Final = 8 << 20
@@ -36,6 +38,8 @@ DIAL_TIMEOUT_S: Final = 1.0
 HELLO_TIMEOUT_S: Final = 2.0
 REDIAL_MIN_S: Final = 0.05
 REDIAL_MAX_S: Final = 1.0
+ASK_S: Final = 3.0
+"""How long a node that waits to be dialled waits before it asks whether it is a member still: some redials long."""
 STRANGERS_MAX: Final = 64
 """Connections that have not said hello yet."""
 
@@ -53,6 +57,14 @@ class Receiver(Protocol):
 
     def on_connection(self, node_id: str, up: bool) -> None:
         """A link to a member came up or is lost. Never twice the same in a row."""
+        ...
+
+    def on_book(self, book: Roster) -> None:
+        """A peer told of this roster, whatever its age."""
+        ...
+
+    def on_sent_away(self) -> None:
+        """A peer says that this node is a member no more."""
         ...
 
 
@@ -75,6 +87,13 @@ class TransportPort(Protocol):
 
     def disconnect(self, node_id: str, reason: str) -> None:
         """Drop the connection to a peer, after the running call; a new one is made by itself."""
+        ...
+
+    def set_peers(self, addresses: Mapping[str, str], removed: frozenset[str], book: Roster) -> None:
+        """Whom to be connected with, by id, and where they listen; allowed before `start`.
+
+        Links to others end; one of `removed` is told that it is. `book` is told to every peer that is met from now on.
+        """
         ...
 
     def silence(self) -> None:
@@ -118,6 +137,8 @@ class TcpTransport:
         self._packed: tuple[object, bytes] = (None, b"")
         self._running = False
         self._tasks: list[asyncio.Task[None]] = []
+        self._dials: dict[str, asyncio.Task[None]] = {}
+        self._removed: frozenset[str] = frozenset()
         self._pinged_at = 0.0
         self._receiver: Receiver
         self._server: asyncio.Server
@@ -133,16 +154,17 @@ class TcpTransport:
         except OSError as error:
             raise ConfigError(f"cannot listen on {host}:{port} for the cluster: {error.strerror}") from error
         self._running = True
-        dialled = sorted(node_id for node_id in self._addresses if self.own_id < node_id)
-        self._tasks = [loop.create_task(self._keep_dialled(node_id)) for node_id in dialled]
-        self._tasks.append(loop.create_task(self._keep_pinging()))
+        for node_id in sorted(self._addresses):
+            self._dial(node_id)
+        self._tasks = [loop.create_task(self._keep_pinging()), loop.create_task(self._keep_asking())]
 
     async def stop(self) -> None:
         if not self._running and not self._tasks:
             return
         self.silence()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks, *self._dials.values(), return_exceptions=True)
         self._tasks = []
+        self._dials = {}
         await self._server.wait_closed()
 
     def send(self, node_id: str, message: Message) -> None:
@@ -169,10 +191,41 @@ class TcpTransport:
     def silence(self) -> None:
         self._running = False
         self._server.close()
-        for task in self._tasks:
+        for task in [*self._tasks, *self._dials.values()]:
             task.cancel()
         for link in [*self._links.values(), *self._strangers]:
             link.drop("this node ends")
+
+    def set_peers(self, addresses: Mapping[str, str], removed: frozenset[str], book: Roster) -> None:
+        before, self._removed = self._addresses, removed
+        self._addresses = {node_id: _split(address) for node_id, address in addresses.items()}
+        if book.at_index:
+            self.hello["book"] = book_as_told(book)
+        if not self._running:
+            return
+        for node_id in before.keys() - self._addresses.keys():
+            self._part(node_id)
+        for node_id, address in self._addresses.items():
+            if before.get(node_id) != address:
+                self._dial(node_id)
+
+    def _part(self, node_id: str) -> None:
+        dial = self._dials.pop(node_id, None)
+        if dial is not None:
+            dial.cancel()
+        link = self._links.get(node_id)
+        if link is not None and node_id in self._removed:
+            link.send_away()
+        elif link is not None:
+            link.drop("no member")
+
+    def _dial(self, node_id: str) -> None:
+        """Dial it from now on at its present address, if that is for us to do."""
+        dial = self._dials.pop(node_id, None)
+        if dial is not None:
+            dial.cancel()
+        if self.own_id < node_id:
+            self._dials[node_id] = asyncio.get_running_loop().create_task(self._keep_dialled(node_id))
 
     def _pack_entries(self, entries: object) -> bytes:
         """Packed once for all peers that get the same list: entries are most of what is sent."""
@@ -195,6 +248,8 @@ class TcpTransport:
         if not isinstance(hello, dict):
             return "not a hello"
         if "refused" in hello:
+            if hello.get("removed") is True and (link.dialled_id or link.peer_id) in self._addresses:
+                self._receiver.on_sent_away()
             return f"refused by the peer: {str(hello['refused'])[:200]}"
         if hello.get("v") != PROTOCOL_VERSION:
             return f"protocol version {hello.get('v')!r}, ours is {PROTOCOL_VERSION}"
@@ -202,11 +257,15 @@ class TcpTransport:
             return f"cluster {hello.get('cluster')!r}, ours is {self.hello['cluster']!r}"
         node_id = hello.get("node")
         expected = link.dialled_id
+        if node_id in self._removed:
+            link.is_removed = True
+            return f"node {node_id!r} is a member no more"
         if not isinstance(node_id, str) or node_id not in self._addresses:
             return f"unknown node {node_id!r}"
         if expected is not None and node_id != expected:
             return f"node {node_id!r} answers at the address of {expected!r}"
         if expected is None and node_id > self.own_id:
+            link.only_asks = hello.get("asks") is True
             return f"node {node_id!r} waits for our call: the smaller id dials"
         incarnation = hello.get("incarnation")
         if not isinstance(incarnation, str):
@@ -214,6 +273,7 @@ class TcpTransport:
         refusal = self._check_peer(node_id, incarnation) if self._check_peer is not None else None
         if refusal is None:
             link.peer_id = node_id
+            link.book = book_of(hello.get("book"))
         return refusal
 
     def refuse(self, link: _Link, reason: str) -> None:
@@ -235,6 +295,8 @@ class TcpTransport:
         self._links[link.peer_id] = link
         self._refusals.pop(link.dialled_id or link.remote_host, None)
         self._receiver.on_connection(link.peer_id, True)
+        if link.book is not None:
+            self._receiver.on_book(link.book)
 
     def went_down(self, link: _Link) -> None:
         self._strangers.discard(link)
@@ -253,6 +315,8 @@ class TcpTransport:
         loop = asyncio.get_running_loop()
         host, port = self._addresses[node_id]
         wait_s = REDIAL_MIN_S
+        if node_id in self._links:  # it has moved, and was reached before
+            await self._links[node_id].closed.wait()
         while True:
             link = _Link(self, node_id)
             try:
@@ -266,6 +330,27 @@ class TcpTransport:
                     wait_s = REDIAL_MIN_S
             await asyncio.sleep(wait_s * (0.5 + self._rng.random()))
             wait_s = min(REDIAL_MAX_S, wait_s * 1.6)
+
+    async def _keep_asking(self) -> None:
+        """Ask those who should dial us and do not: they no longer do when we were removed while we were away."""
+        unheard: set[str] = set()
+        while True:
+            await asyncio.sleep(ASK_S)
+            missing = {node_id for node_id in self._addresses if node_id < self.own_id and node_id not in self._links}
+            for node_id in sorted(missing & unheard):
+                await self._ask(node_id)
+            unheard = missing
+
+    async def _ask(self, node_id: str) -> None:
+        loop = asyncio.get_running_loop()
+        host, port = self._addresses.get(node_id, ("", 0))
+        link = _Link(self, node_id, asks=True)
+        try:
+            async with asyncio.timeout(DIAL_TIMEOUT_S):
+                await loop.create_connection(lambda: link, host, port, ssl=self._client_ssl)
+                await link.closed.wait()
+        except (OSError, TimeoutError):
+            link.drop("asked in vain")
 
     async def _keep_pinging(self) -> None:
         self._pinged_at = self.now()
@@ -283,10 +368,16 @@ class TcpTransport:
 class _Link(asyncio.Protocol):
     """One connection, from its first byte to its last."""
 
-    def __init__(self, owner: TcpTransport, dialled_id: str | None) -> None:
+    def __init__(self, owner: TcpTransport, dialled_id: str | None, *, asks: bool = False) -> None:
+        """`asks`: it is dialled only to hear whether we are a member still, and refused in any case."""
         self._owner = owner
         self.dialled_id = dialled_id
+        self.only_asks = asks
+        self.is_removed = False
+        """The other side is no member any more."""
         self.peer_id: str | None = None
+        self.book: Roster | None = None
+        """The roster that its hello told of."""
         self.remote_host = "?"
         self.was_up = False
         self.closed = asyncio.Event()
@@ -305,7 +396,7 @@ class _Link(asyncio.Protocol):
         self.remote_host = str(peer[0]) if isinstance(peer, tuple) else "?"
         self._owner.took_stranger(self)
         if self.dialled_id is not None:
-            self._write_now(self._owner.hello)
+            self._write_now(self._owner.hello | {"asks": True} if self.only_asks else self._owner.hello)
 
     def data_received(self, data: bytes) -> None:
         if self._transport is None:
@@ -403,10 +494,17 @@ class _Link(asyncio.Protocol):
         self._owner.came_up(self)
         return True
 
+    def send_away(self) -> None:
+        """Tell the other side that it is a member no more, after all that it was sent, and end the connection."""
+        self.flush()
+        self.is_removed = True
+        self._refuse("this node is a member no more")
+
     def _refuse(self, reason: str) -> None:
-        self._owner.refuse(self, reason)
+        if not self.only_asks:
+            self._owner.refuse(self, reason)
         if self._transport is not None:
-            self._write_now({"refused": reason})
+            self._write_now({"refused": reason, "removed": True} if self.is_removed else {"refused": reason})
             transport, self._transport = self._transport, None
             transport.close()  # not aborted: the peer shall read why
 

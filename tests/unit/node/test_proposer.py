@@ -23,6 +23,7 @@ class Echo:
 
     applied_index = 1
     durable_index = 1
+    roster = None
 
     def apply(self, index: int, entry: bytes) -> EntryOutcome:
         self.applied_index = index

@@ -9,17 +9,31 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgpack
 
 from horae_node.clock import SystemClock
-from horae_node.raft.port import LogLimits, Member, SnapshotInfo, Timing
+from horae_node.raft.port import LogLimits, Member, Roster, SnapshotInfo, Timing
 from horae_node.raft.pysyncobj_adapter import PySyncObjRaft
 from horae_node.raft.transport import Message, Receiver, TcpTransport, TransportPort
 from horae_storage.memory_log import MemoryRaftLog
+
+ROSTER = b"roster "
+
+
+def roster_entry(roster: Roster) -> bytes:
+    """An entry that makes these the members; its index is that of the log."""
+    return ROSTER + bytes(msgpack.packb((roster.voters, roster.learners, sorted(roster.removed))))
+
+
+def roster_at(index: int, entry: bytes) -> Roster:
+    voters, learners, removed = msgpack.unpackb(entry[len(ROSTER) :], use_list=False)
+    return Roster(
+        index, tuple(Member(*one) for one in voters), tuple(Member(*one) for one in learners), frozenset(removed)
+    )
 
 
 class ListMachine:
@@ -29,6 +43,7 @@ class ListMachine:
         self.applied: list[tuple[int, bytes]] = []
         self.applied_index = 1
         self.durable_index = 1
+        self.roster: Roster | None = None
         self.waiters: list[tuple[Callable[[ListMachine], bool], asyncio.Future[None]]] = []
 
     def apply(self, index: int, entry: bytes) -> object:
@@ -36,6 +51,8 @@ class ListMachine:
         self.applied_index = index
         if entry:
             self.applied.append((index, entry))
+            if entry.startswith(ROSTER):
+                self.roster = roster_at(index, entry)
         self._tell()
         return (index, entry)
 
@@ -46,8 +63,13 @@ class ListMachine:
         """The machine that a restart finds."""
         found = ListMachine()
         found.applied_index = found.durable_index = self.durable_index
-        found.applied = [(index, entry) for index, entry in self.applied if index <= self.durable_index]
+        found._hold([(index, entry) for index, entry in self.applied if index <= self.durable_index])
         return found
+
+    def _hold(self, applied: list[tuple[int, bytes]]) -> None:
+        self.applied = applied
+        rosters = [roster_at(index, entry) for index, entry in applied if entry.startswith(ROSTER)]
+        self.roster = rosters[-1] if rosters else None
 
     async def take_snapshot(self, path: Path, term_of: Callable[[int], int]) -> SnapshotInfo:
         self.commit()
@@ -61,13 +83,14 @@ class ListMachine:
     def install_snapshot(self, snapshot: SnapshotInfo) -> None:
         index, applied = msgpack.unpackb(snapshot.path.read_bytes(), use_list=False)
         assert index == snapshot.last_index
-        self.applied = list(applied)
+        self._hold(list(applied))
         self.applied_index = self.durable_index = index
         self._tell()
 
     @property
     def entries(self) -> list[bytes]:
-        return [entry for _, entry in self.applied]
+        """Of the test's own."""
+        return [entry for _, entry in self.applied if not entry.startswith(ROSTER)]
 
     async def wait_for(self, condition: Callable[[ListMachine], bool], deadline_s: float = 10) -> None:
         """Until the condition holds after some apply."""
@@ -104,18 +127,29 @@ class MemoryNetwork:
         cuts, self.cuts = self.cuts, set()
         for pair in cuts:
             one, other = sorted(pair)
-            self._link(one, other, True)
+            self.meet(one, other)
 
     def joined(self, node_id: str) -> None:
         for other in list(self.nodes):
-            if other != node_id and frozenset((node_id, other)) not in self.cuts:
-                self._link(node_id, other, True)
+            if other != node_id:
+                self.meet(node_id, other)
 
     def left(self, node_id: str) -> None:
         for other in list(self.nodes):
             if other != node_id:
                 self._link(node_id, other, False)
         del self.nodes[node_id]
+
+    def meet(self, one: str, other: str) -> None:
+        """Link two that both know each other; one that is no member any more is told."""
+        here, there = self.nodes.get(one), self.nodes.get(other)
+        if here is None or there is None or frozenset((one, other)) in self.cuts:
+            return
+        for mine, yours in ((here, there), (there, here)):
+            if mine.node_id in yours.removed:
+                assert mine.receiver is not None
+                mine.receiver.on_sent_away()
+        self._link(one, other, one in there.known and other in here.known)
 
     def _link(self, one: str, other: str, up: bool) -> None:
         for here, there in ((one, other), (other, one)):
@@ -130,6 +164,9 @@ class MemoryTransport:
         self.up: dict[str, int] = {}
         self.receiver: Receiver | None = None
         self.generation = 0
+        self.known: frozenset[str] = frozenset()
+        self.removed: frozenset[str] = frozenset()
+        self.book: Roster | None = None
 
     async def start(self, receiver: Receiver) -> None:
         self.receiver = receiver
@@ -145,6 +182,13 @@ class MemoryTransport:
 
     def flush(self) -> None:
         """Messages leave at once."""
+
+    def set_peers(self, addresses: Mapping[str, str], removed: frozenset[str], book: Roster) -> None:
+        changed = self.known ^ addresses.keys()
+        self.known, self.removed, self.book = frozenset(addresses), removed, book
+        if self.receiver is not None:
+            for other in sorted(changed):
+                asyncio.get_running_loop().call_soon(self.network.meet, self.node_id, other)
 
     def disconnect(self, node_id: str, reason: str) -> None:
         raise AssertionError(f"{self.node_id} dropped {node_id}: {reason}")
@@ -164,6 +208,9 @@ class MemoryTransport:
             del self.up[other]
         assert self.receiver is not None
         self.receiver.on_connection(other, up)
+        book = self.network.nodes[other].book if up else None
+        if book is not None and book.at_index:
+            self.receiver.on_book(book)
 
     def _arrive(self, node_id: str, link: int, body: bytes) -> None:
         there = self.network.nodes.get(node_id)
@@ -180,6 +227,7 @@ class Cluster:
         *,
         tcp: bool = False,
         size: int = 3,
+        spares: int = 0,
         limits: LogLimits | None = None,
         timing: Timing | None = None,
     ) -> None:
@@ -190,10 +238,13 @@ class Cluster:
         ports = free_ports(size) if tcp else [0] * size
         ids = [f"n{number}" for number in range(1, size + 1)]
         self.members = tuple(Member(node_id, f"127.0.0.1:{port}", "") for node_id, port in zip(ids, ports, strict=True))
+        self.voters = self.members[: size - spares]
+        """As configured; the others are to be added."""
         self.logs = {node_id: MemoryRaftLog(post) for node_id in ids}
         self.machines = {node_id: ListMachine() for node_id in ids}
         self.nodes: dict[str, PySyncObjRaft] = {}
         self.errors: list[BaseException] = []
+        self.sent_away: list[str] = []
         self.role_changed = asyncio.Event()
         self.clocks: dict[str, set[str]] = {node_id: set() for node_id in ids}
 
@@ -202,7 +253,7 @@ class Cluster:
 
     async def start(self, *node_ids: str) -> None:
         for number, member in enumerate(self.members):
-            if member.node_id in node_ids or not node_ids:
+            if member.node_id in node_ids or (not node_ids and member in self.voters):
                 await self._start(member, random.Random(number))
 
     async def _start(self, member: Member, rng: random.Random) -> None:
@@ -217,7 +268,8 @@ class Cluster:
             )
         raft = PySyncObjRaft(
             own_id=node_id,
-            members=self.members,
+            members=self.voters,
+            learners=() if member in self.voters else (member,),
             cluster="test",
             log=self.make_log(node_id),
             machine=self.machines[node_id],
@@ -230,6 +282,7 @@ class Cluster:
         )
         raft.on_role(self.role_changed.set)
         raft.on_fatal(self.errors.append)
+        raft.on_removed(lambda: self.sent_away.append(node_id))
         raft.on_peer_clock(lambda peer, wall_ms: self.clocks[node_id].add(peer))
         self.nodes[node_id] = raft
         await raft.start()
@@ -257,6 +310,19 @@ class Cluster:
     async def propose(self, *entries: bytes) -> list[object]:
         leader = self.nodes[await self.leader()]
         return await asyncio.wait_for(asyncio.gather(*[leader.propose(entry) for entry in entries]), 10)
+
+    async def change(self, voters: str, learners: str = "", removed: str = "") -> None:
+        """Make these the members ("n1 n2"), and wait until every running one has applied it."""
+        by_id = {member.node_id: member for member in self.members}
+        roster = Roster(
+            0,
+            tuple(by_id[node_id] for node_id in voters.split()),
+            tuple(by_id[node_id] for node_id in learners.split()),
+            frozenset(removed.split()),
+        )
+        index, _ = (await self.propose(roster_entry(roster)))[0]  # type: ignore[misc]
+        for node_id in {*voters.split(), *learners.split()} & self.nodes.keys():
+            await self.machines[node_id].wait_for(lambda machine: machine.applied_index >= index)
 
     async def wait_all_hold(self, entries: list[bytes]) -> None:
         for node_id in self.nodes:

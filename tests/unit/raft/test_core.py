@@ -23,6 +23,7 @@ FIELDS = [
     "commandsWaitingCommit",
     "conf",
     "connectedNodes",
+    "lastResponseTime",
     "needLoadDumpFile",
     "noopIDx",
     "otherNodes",
@@ -35,6 +36,7 @@ FIELDS = [
     "raftMatchIndex",
     "raftNextIndex",
     "raftState",
+    "readonlyNodes",
     "serializer",
     "votedForNodeId",
 ]

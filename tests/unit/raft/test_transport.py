@@ -12,7 +12,7 @@ from tests.unit.raft.parts import free_ports
 
 from horae_node.clock import ManualClock, SystemClock
 from horae_node.errors import ConfigError
-from horae_node.raft.port import Member
+from horae_node.raft.port import Member, Roster
 from horae_node.raft.transport import FRAME_BYTES_MAX, Message, TcpTransport
 
 
@@ -22,11 +22,19 @@ class Told:
     def __init__(self) -> None:
         self.messages: list[tuple[str, Message]] = []
         self.links: list[tuple[str, bool]] = []
+        self.books: list[Roster] = []
+        self.sent_away = asyncio.Event()
         self.news = asyncio.Event()
 
     def on_messages(self, node_id: str, messages: list[Message]) -> None:
         self.messages += [(node_id, message) for message in messages]
         self.news.set()
+
+    def on_book(self, book: Roster) -> None:
+        self.books.append(book)
+
+    def on_sent_away(self) -> None:
+        self.sent_away.set()
 
     def on_connection(self, node_id: str, up: bool) -> None:
         self.links.append((node_id, up))
