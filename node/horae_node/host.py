@@ -17,6 +17,7 @@ from horae_node.clock import Clock
 from horae_node.config import NodeConfig
 from horae_node.raft.transport import TcpTransport, TransportPort
 from horae_storage.directory import Directory, open_directory
+from horae_storage.file_sync import Watch
 from horae_storage.kv import Store
 from horae_storage.lmdb_kv import LmdbStore
 from horae_storage.log_port import RaftLog
@@ -85,8 +86,11 @@ class SystemHost:
         return LmdbStore(self._directory.state, create=not self._directory.initialised)
 
     def raft_log(self) -> RaftLog:
-        post = asyncio.get_running_loop().call_soon_threadsafe
-        return LmdbRaftLog(self._directory.log, post, create=not self._directory.initialised)
+        loop = asyncio.get_running_loop()
+        watch = Watch(loop.add_reader, loop.remove_reader)
+        return LmdbRaftLog(
+            self._directory.log, loop.call_soon_threadsafe, watch=watch, create=not self._directory.initialised
+        )
 
     def transport(self) -> TransportPort:
         config = self._config

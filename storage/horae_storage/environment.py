@@ -109,17 +109,18 @@ class Environment:
         self._map_bytes *= 2
         self._lmdb.set_mapsize(self._map_bytes)
 
-    def reserve(self) -> bool:
-        """See to room on the disk beyond the last page; False when the disk does not give at least a quarter of it.
+    def reserve(self, least_bytes: int = 0) -> bool:
+        """See to room on the disk beyond the last page; False when the disk does not give enough: `least_bytes`, and
+        a quarter of what is usually reserved.
 
         Called before a commit: True means that the commit does not meet a full disk, unless it alone grows the file
         by more than that.
         """
         used = self.used_bytes()
-        least = used + self._reserve_bytes // 4
+        least = used + max(least_bytes, self._reserve_bytes // 4)
         if self._reserved_bytes >= least:
             return True
-        return self._allocate(used + self._reserve_bytes) or self._allocate(least)
+        return self._allocate(max(used + self._reserve_bytes, least)) or self._allocate(least)
 
     def _allocate(self, until: int) -> bool:
         try:

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from horae_storage.log_port import LogEntry, LogState
 
-Post = Callable[..., object]
-"""`loop.call_soon_threadsafe`, or what does its work: run the function with the arguments on the owner's loop."""
-
-
 Change = tuple[Callable[..., None], tuple[object, ...]]
 """A method of `Batch` and what to call it with."""
+
+
+_ALL = 0
+"""`cut_from` of a batch that replaces all there was: no entry has this index."""
 
 
 class Group(NamedTuple):
@@ -25,6 +25,8 @@ class Group(NamedTuple):
     number: int
     changes: list[Change]
     commit_index: int
+    data_bytes: int
+    """Of its entries."""
 
 
 class Batch:
@@ -50,6 +52,35 @@ class Batch:
         for change, arguments in group.changes:
             change(self, *arguments)
 
+    def then(self, later: Batch) -> None:
+        """Take in the batch that follows."""
+        if later.cut_from == _ALL:
+            self.reset(later.entries)
+        else:
+            if later.cut_from is not None:
+                self.truncate_from(later.cut_from)
+            self.entries += later.entries
+        if later.first_index is not None:
+            self.truncate_before(later.first_index)
+        if later.vote is not None:
+            self.vote = later.vote
+        self.number = later.number
+        self.commit_index = later.commit_index
+
+    @property
+    def data_bytes(self) -> int:
+        """Of its entries."""
+        return sum([len(entry.data) for entry in self.entries])
+
+    def apply_to(self, state: LogState) -> LogState:
+        """What a log in this state is after the batch."""
+        entries = state.entries
+        if self.cut_from is not None:
+            entries = [entry for entry in entries if entry.log_index < self.cut_from]
+        entries = [entry for entry in (*entries, *self.entries) if entry.log_index >= (self.first_index or 0)]
+        term, voted_for = self.vote if self.vote is not None else (state.term, state.voted_for)
+        return LogState(term, voted_for, max(state.commit_index, self.commit_index), entries)
+
     def append(self, entries: list[LogEntry]) -> None:
         self.entries += entries
 
@@ -66,7 +97,7 @@ class Batch:
 
     def reset(self, entries: list[LogEntry]) -> None:
         self.entries = list(entries)
-        self.cut_from = 0
+        self.cut_from = _ALL
         self.first_index = entries[0].log_index if entries else 0
 
     def set_vote(self, term: int, voted_for: str | None) -> None:
@@ -86,6 +117,7 @@ class GroupedLog:
 
     def __init__(self) -> None:
         self._changes: list[Change] = []
+        self._data_bytes = 0
         self._commit_index = 0
         self._first_index = 0
         self._last_index = -1  # below the first: empty
@@ -104,6 +136,7 @@ class GroupedLog:
         self._last_index += len(entries)
         assert entries[-1].log_index == self._last_index, "the entries have a hole"
         self._changes.append((Batch.append, (entries,)))
+        self._data_bytes += sum([len(entry.data) for entry in entries])
 
     def truncate_from(self, index: int) -> None:
         if index <= self._last_index:
@@ -120,6 +153,7 @@ class GroupedLog:
         self._last_index = self._first_index + len(entries) - 1
         assert not entries or entries[-1].log_index == self._last_index, "the entries have a hole"
         self._changes.append((Batch.reset, (entries,)))
+        self._data_bytes += sum([len(entry.data) for entry in entries])
 
     def set_vote(self, term: int, voted_for: str | None) -> None:
         self._changes.append((Batch.set_vote, (term, voted_for)))
@@ -131,7 +165,8 @@ class GroupedLog:
         if self._changes:
             self._sealed += 1
             changes, self._changes = self._changes, []
-            self._hand_over(Group(self._sealed, changes, self._commit_index))
+            data_bytes, self._data_bytes = self._data_bytes, 0
+            self._hand_over(Group(self._sealed, changes, self._commit_index, data_bytes))
         return self._sealed
 
     @property

@@ -1,63 +1,66 @@
-"""The durable Raft log in one LMDB file (port `RaftLog`), written by one thread, several groups by one sync.
+"""The durable Raft log (port `RaftLog`): one write and one sync for all groups that wait, by way of the log's tail.
 
-A *record* holds the entries of one write together, under the 8-byte big-endian index of its first entry: one call
-into LMDB however many entries came, because each such call gives up the interpreter lock and may wait long to get it
-back. The thread keeps its next transaction open ahead, so that from wake-up to durable there are two such calls.
-A process with a busy loop sets `sys.setswitchinterval` to 0.2 ms: with Python's 5 ms this thread was seen to starve.
+What is sealed is written at once into `tail.py`, a plain file, and synced (`file_sync.py`); when a region of it is
+full, a thread folds that into the database (`log_records.py`) in one commit, while the next writes go into the other
+region. An LMDB commit syncs twice and moves pages of a tree; measured, 0.35 ms of each lone submit went there, and
+0.11 ms go into the tail. Of the database nothing is read but at a start: what is there, then the tail over it.
 Not here: when an acknowledgement may leave (`horae_node/raft/guard.py`). Next to read: `log_groups.py`.
 """
 
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections import deque
 from pathlib import Path
-from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple
+from queue import SimpleQueue
+from typing import Final, NamedTuple
 
-import lmdb
-from msgpack import Packer
+from msgpack import unpackb
+from msgspec.msgpack import Encoder
 
-from horae_storage.environment import MAP_BYTES, RESERVE_BYTES, Environment, as_file_error, as_storage_error
-from horae_storage.errors import REJOIN, Corrupt, StorageFailed, StorageFull
+from horae_storage.environment import MAP_BYTES, RESERVE_BYTES, Environment, as_file_error
+from horae_storage.errors import StorageError, StorageFailed, StorageFull
+from horae_storage.file_sync import FileSync, Post, Watch, open_sync
 from horae_storage.files import sweep_temporaries
-from horae_storage.log_groups import Batch, Group, GroupedLog, Post, fold
+from horae_storage.log_groups import Batch, Group, GroupedLog, fold
 from horae_storage.log_port import LogEntry, LogState
-from horae_storage.rows import decode_row, encode_row
+from horae_storage.log_records import FORMAT_VERSION, Records
+from horae_storage.tail import FRAME_BYTES_MAX, REGION_BYTES, Tail
 
-FORMAT_VERSION = 1
+_FILE_NAME: Final = "log.mdb"
+_TAIL_NAME: Final = "tail"
 
-_FILE_NAME = "log.mdb"
-
-_META_KEY = b"\x00"  # shorter than a record's key: sorts before all of them
-
-_GROUPS_MAX = 512
+_GROUPS_MAX: Final = 512
 """Groups in one write: a follower that catches up still acknowledges often."""
 
-_RECORD_BYTES_MAX = 1 << 20
-"""Data in one record, unless a single entry is larger: LMDB needs its pages in one run, and a cut rewrites a record."""
+_RETRY_S: Final = 0.25
+"""How long a fold waits for room on a full disk before it looks again."""
 
-_RETRY_S = 0.25
-"""How long the writer waits for room on a full disk before it looks again."""
+_GATHERED_BYTES_MAX: Final = 256 << 10
+"""Of the entries of several groups in one frame: more would wait too long for each other."""
+
+_FOLD_OVERHEAD_BYTES: Final = 1 << 20
+"""Pages of the tree that a fold writes beside its records."""
+
+_pack = Encoder().encode
 
 
-class _Meta(NamedTuple):
-    """What is stored beside the records."""
+class Fold(NamedTuple):
+    """What the thread moves into the database in one commit."""
 
-    format_version: int
-    term: int
-    voted_for: str | None
-    commit_index: int
-    first_index: int
-    """Entries below it are compacted, also where a record still holds them."""
+    batch: Batch
+    round: int
+    """The tail is in the database up to here afterwards."""
+    number: int | None
+    """The group that is durable by this alone: one too large for the tail."""
 
 
 class LmdbRaftLog(GroupedLog):
-    """The log on disk (port `RaftLog`). A full disk is waited out: `on_failure(StorageFull)` once, then retries.
+    """The log on disk (port `RaftLog`). All calls and callbacks are on the owner's loop.
 
-    While the disk is full nothing becomes durable; the groups stay in line, and `durable` grows again when there is
-    room. After any other failure nothing becomes durable any more.
+    A full disk stops nothing until the tail is full, whose room was taken when it was made. Then it is waited out:
+    `on_failure(StorageFull)` once, then retries; meanwhile nothing becomes durable, the groups stay in line, and
+    `durable` grows again when there is room. After any other failure nothing becomes durable any more.
     """
 
     def __init__(
@@ -65,12 +68,16 @@ class LmdbRaftLog(GroupedLog):
         directory: Path,
         post: Post,
         *,
+        watch: Watch | None = None,
         create: bool = True,
         map_bytes: int = MAP_BYTES,
         reserve_bytes: int = RESERVE_BYTES,
+        region_bytes: int = REGION_BYTES,
     ) -> None:
-        """Open the log in `directory`, or make an empty one. `post` runs a callback on the owner's loop, from a thread.
+        """Open the log in `directory`, or make an empty one.
 
+        `post` runs a callback on the owner's loop, from a thread; `watch` has the loop look at a file descriptor:
+        without it, each sync takes a thread's help. `region_bytes` is used when the tail is made.
         Raises: `Corrupt` for a missing (`create` false), truncated or damaged file; `StorageFull`; `StorageFailed`.
         """
         super().__init__()
@@ -80,232 +87,246 @@ class LmdbRaftLog(GroupedLog):
         except OSError as error:
             raise as_file_error(error, directory) from error
         self._path = directory / _FILE_NAME
+        self._tail_path = directory / _TAIL_NAME
+        self._region_bytes = region_bytes
         self._env = Environment(self._path, create=create, map_bytes=map_bytes, reserve_bytes=reserve_bytes)
         self._post = post
-        self._queue: SimpleQueue[Group | None] = SimpleQueue()
-        self._closing = threading.Event()
-        self._records = _Records(self._env)
-        self._thread = threading.Thread(target=self._run, name="raft-log", daemon=True)
+        self._watch = watch
+        self._records = Records(self._env)
+        self._tail: Tail
+        self._sync: FileSync
+        self._waiting: deque[Group] = deque()
+        self._under_way: int | None = None
+        """The last group of the write that is not durable yet."""
+        self._syncing = False
+        self._stalled = False
+        """The next write has no place until a fold ends, or the disk has room."""
+        self._unfolded = Batch()
+        """What the round that is being filled holds."""
+        self._fold_next: Fold | None = None
+        """To be given to the thread when the write under way is synced: a round is folded after the next has begun."""
+        self._folded = 0
+        self._no_room: StorageFull | None = None
+        """Why the thread waits."""
+        self._failed = False
         self._closed = False
+        self._loaded = False
+        self._closing = threading.Event()
+        self._folds: SimpleQueue[Fold | None] = SimpleQueue()
+        self._told: SimpleQueue[Fold | StorageError | None] = SimpleQueue()
+        """What the thread has to say: taken out on the loop, or by `close`."""
+        self._thread = threading.Thread(target=self._run, name="log-fold", daemon=True)
 
     def load(self) -> LogState:
         state = self._records.load()
+        if self._records.format_found != FORMAT_VERSION:
+            self._begin_tail(state.commit_index)
+        self._tail = Tail(self._tail_path)
+        self._folded = self._records.folded
+        rounds = [Batch(), Batch()]
+        for frame in self._tail.read(self._folded):
+            rounds[frame.round - self._folded - 1].then(_decode_batch(frame.data))
+        for batch in rounds:
+            state = batch.apply_to(state)
+        self._unfolded = rounds[self._tail.round - self._folded - 1]
+        if self._tail.round == self._folded + 2:
+            self._folds.put(Fold(rounds[0], self._folded + 1, None))
         self._continue_from(state)
+        self._sync = open_sync(self._tail.fd, self._on_synced, self._post, self._watch)
         self._thread.start()
+        self._loaded = True
         return state
 
     def size_bytes(self) -> int:
-        return self._path.stat().st_blocks * 512
+        return sum(path.stat().st_blocks * 512 for path in (self._path, self._tail_path))
 
     def close(self) -> None:
         if self._closed:
             return
-        self._closed = True
         self._closing.set()
-        self._queue.put(None)
-        if self._thread.is_alive():
+        if self._loaded:
+            self._write_rest()
+            self._folds.put(None)
             self._thread.join()
+            self._sync.close()
+            self._tail.close()
+        self._closed = True
         self._env.close()
 
+    def _begin_tail(self, commit_index: int) -> None:
+        """A new log, or one that was written before there was a tail."""
+        Tail.create(self._tail_path, self._region_bytes)
+        if not self._env.reserve():
+            raise StorageFull(f"{self._path}: no room on the disk")
+        batch = Batch()
+        batch.commit_index = commit_index
+        self._records.write(batch, 0)
+
+    # ---------------------------------------------------------------- on the owner's loop
+
     def _hand_over(self, group: Group) -> None:
-        self._queue.put(group)
+        self._waiting.append(group)
+        self._write_next()
+
+    def _write_next(self) -> None:
+        """Write what waits, and begin its sync; nothing while another write is under way."""
+        if not self._waiting or self._under_way is not None or self._stalled or self._failed:
+            return
+        groups = self._take_groups()
+        batch = fold(groups)
+        try:
+            if not self._write(batch):
+                self._waiting.extendleft(reversed(groups))
+                return
+            self._under_way = batch.number
+            self._syncing = True
+            self._sync.begin()
+        except OSError as error:
+            self._fail(StorageFailed(f"cannot write {self._tail_path}: {error.strerror}"))
+
+    def _take_groups(self) -> list[Group]:
+        """At least one, and of those that wait with it so many as one frame takes."""
+        waiting = self._waiting
+        groups = [waiting.popleft()]
+        data_bytes = groups[0].data_bytes
+        while waiting and len(groups) < _GROUPS_MAX and data_bytes + waiting[0].data_bytes <= _GATHERED_BYTES_MAX:
+            data_bytes += waiting[0].data_bytes
+            groups.append(waiting.popleft())
+        return groups
+
+    def _write(self, batch: Batch) -> bool:
+        """Write the batch into the tail; False when it must wait. Raises: OSError."""
+        frame = _encode_batch(batch)
+        large = len(frame) > min(FRAME_BYTES_MAX, self._tail.frame_bytes_max)
+        turns = large or not self._tail.has_room(len(frame))
+        if turns and self._folded < self._tail.round - 1:  # the other region is not folded yet
+            self._stalled = True
+            self._tell_full()
+            return False
+        if turns:
+            self._turn_over(batch if large else None)
+        self._tail.write(b"" if large else frame)
+        if not large:
+            self._unfolded.then(batch)
+        return True
+
+    def _turn_over(self, large: Batch | None) -> None:
+        """Go on in the other region; what this one holds is to be folded, and a batch with it that is too large."""
+        if large is not None:
+            self._unfolded.then(large)
+        self._fold_next = Fold(self._unfolded, self._tail.round, None if large is None else large.number)
+        self._unfolded = Batch()
+        self._tail.turn_over()
+
+    def _on_synced(self, error: OSError | None) -> None:
+        self._syncing = False
+        if error is not None:
+            self._fail(StorageFailed(f"cannot sync {self._tail_path}: {error.strerror}"))
+            return
+        fold_next, self._fold_next = self._fold_next, None
+        if fold_next is not None:
+            self._folds.put(fold_next)
+        if fold_next is None or fold_next.number is None:
+            self._end_write()
+
+    def _end_write(self) -> None:
+        assert self._under_way is not None
+        self._durable, self._under_way = self._under_way, None
+        self._write_next()
+        self._durable_callback(self._durable)
+
+    def _on_told(self) -> None:
+        """The thread said something."""
+        if not self._closed and not self._told.empty():
+            self._take_told()
+
+    def _take_told(self) -> bool:
+        """Wait for the thread's next word; False when it says no more."""
+        told = self._told.get()
+        if isinstance(told, Fold):
+            self._folded = told.round
+            self._stalled, self._no_room = False, None
+            if told.number is not None:
+                self._end_write()
+            else:
+                self._write_next()
+        elif isinstance(told, StorageFull):
+            self._no_room = told
+            self._tell_full()
+        elif told is not None:
+            self._fail(told)
+        return told is not None
+
+    def _tell_full(self) -> None:
+        """Not before something waits for the room: until then all becomes durable in the tail."""
+        waits_for_fold = self._under_way is not None and not self._syncing
+        if self._no_room is not None and (self._stalled or waits_for_fold):
+            error, self._no_room = self._no_room, None
+            self._failure_callback(error)
+
+    def _fail(self, error: StorageError) -> None:
+        self._failed = True
+        self._failure_callback(error)
+
+    def _write_rest(self) -> None:
+        """What was sealed, before the end: waits for the disk, not for room on it."""
+        self._durable_callback = self._failure_callback = _ignore
+        more = True
+        self._write_next()
+        while more and not self._failed and (self._under_way is not None or self._waiting):
+            if self._syncing:
+                self._on_synced(self._sync.finish())
+            else:
+                more = self._take_told()
+        self._failed = True
+        self._sync.finish()
+
+    # ---------------------------------------------------------------- on the thread
 
     def _run(self) -> None:
-        """The writer thread, root."""
+        """The thread, root: it ends when it is told to, or after a failure."""
         try:
-            self._records.begin()
-            while self._write_waiting():
-                pass
+            while (fold := self._folds.get()) is not None and self._has_room(fold.batch):
+                self._records.write(fold.batch, fold.round)
+                self._tell(fold)
+        except StorageError as error:
+            self._tell(error)
         except Exception as error:
-            self._tell(self._failure_callback, error)
+            self._tell(StorageFailed(f"the fold of {self._tail_path} failed: {error!r}"))
         finally:
-            self._records.end()
+            self._tell(None)
 
-    def _write_waiting(self) -> bool:
-        """Wait for groups and make them durable; False when there will be no more."""
-        groups, more = self._take_groups()
-        if groups and self._has_room():
-            self._records.write(fold(groups))
-            self._durable = groups[-1].number
-            self._tell(self._durable_callback, self._durable)
-            self._records.begin()
-        return more
-
-    def _take_groups(self) -> tuple[list[Group], bool]:
-        """At least one group, and all that wait with it; and whether more may come."""
-        groups: list[Group] = []
-        group = self._queue.get()
-        try:
-            while group is not None:
-                groups.append(group)
-                if len(groups) == _GROUPS_MAX:
-                    return groups, True
-                group = self._queue.get_nowait()
-        except Empty:
-            return groups, True
-        return groups, False
-
-    def _has_room(self) -> bool:
+    def _has_room(self, batch: Batch) -> bool:
         """Wait until the disk has room, telling the owner once; False when the log is closed meanwhile."""
-        if self._records.has_room:
+        least_bytes = batch.data_bytes * 5 // 4 + _FOLD_OVERHEAD_BYTES
+        if self._env.reserve(least_bytes):
             return True
-        self._tell(self._failure_callback, StorageFull(f"{self._path}: no room on the disk"))
-        while not self._env.reserve():
+        self._tell(StorageFull(f"{self._path}: no room on the disk"))
+        while not self._env.reserve(least_bytes):
             if self._closing.wait(_RETRY_S):
                 return False
         return True
 
-    def _tell(self, callback: Any, value: object) -> None:
+    def _tell(self, what: Fold | StorageError | None) -> None:
+        self._told.put(what)
         try:
-            self._post(callback, value)
-        except RuntimeError:  # the loop is closed: nobody is left to tell
-            self._closing.set()
+            self._post(self._on_told)
+        except RuntimeError:  # the loop is closed: `close` will take it out
+            pass
 
 
-class _Records:
-    """The records in LMDB. After `load`, all calls come on the writer's thread."""
-
-    def __init__(self, env: Environment) -> None:
-        self._env = env
-        self._txn: Any = None
-        self._pack = Packer().pack
-        self._meta = _Meta(FORMAT_VERSION, 0, None, 0, 0)
-        self.has_room = False
-        """Whether the disk had room when the next transaction was opened."""
-        self._starts: list[int] = []
-        """First index of each record, ascending."""
-
-    def load(self) -> LogState:
-        """Read everything. Raises: `Corrupt`."""
-        with self._env.begin_read() as txn:
-            stored = txn.get(_META_KEY)
-            if stored is not None:
-                self._meta = _decode_meta(stored, self._env.path)
-            commit_index = self._meta.commit_index
-            entries: list[LogEntry] = []
-            for key, value in _stored_records(txn):
-                start, committed, held = _decode_record(key, value, self._env.path)
-                if entries and start != entries[-1].log_index + 1:
-                    raise Corrupt(f"{self._env.path} is damaged: it has a hole before index {start}; {REJOIN}")
-                self._starts.append(start)
-                entries += held
-                commit_index = max(commit_index, committed)
-        self._meta = self._meta._replace(commit_index=commit_index)
-        if entries:
-            del entries[: max(self._meta.first_index - entries[0].log_index, 0)]
-        return LogState(self._meta.term, self._meta.voted_for, commit_index, entries)
-
-    def begin(self) -> None:
-        """Open the next transaction, ahead of need: room on the disk and in the map is seen to here."""
-        if self._txn is None:
-            self.has_room = self._env.reserve()
-            self._txn = self._env.begin()
-
-    def end(self) -> None:
-        """Drop the open transaction."""
-        if self._txn is not None:
-            self._txn.abort()
-            self._txn = None
-
-    def write(self, batch: Batch) -> None:
-        """Make the batch durable. Raises: `StorageFailed` for whatever happens: then nothing of it is certain."""
-        try:
-            while not self._try_write(batch):
-                self.end()
-                self._env.grow()
-                self._read_starts()
-                self._txn = self._env.begin()
-            txn, self._txn = self._txn, None
-            txn.commit()
-        except lmdb.Error as error:
-            failure = as_storage_error(error, self._env.path)
-            raise StorageFailed(str(failure)) from error
-
-    def _try_write(self, batch: Batch) -> bool:
-        """Put the batch into the open transaction; False when the map is too small for it."""
-        try:
-            if batch.cut_from is not None:
-                self._cut_from(batch.cut_from)
-            for record in _split(batch.entries):
-                self._put_record(record, batch.commit_index, append=True)
-            if batch.first_index is not None:
-                self._cut_before(batch.first_index)
-            if batch.vote is not None or batch.first_index is not None or not batch.entries:
-                self._put_meta(batch)
-        except lmdb.MapFullError:
-            return False
-        return True
-
-    def _put_record(self, entries: list[LogEntry], commit_index: int, *, append: bool) -> None:
-        start = entries[0].log_index
-        key = start.to_bytes(8, "big")
-        added = self._txn.put(key, encode_row(self._pack((commit_index, entries)), key), append=append)
-        assert added, "records out of order"
-        if append:
-            self._starts.append(start)
-
-    def _put_meta(self, batch: Batch) -> None:
-        term, voted_for = batch.vote if batch.vote is not None else (self._meta.term, self._meta.voted_for)
-        first_index = self._meta.first_index if batch.first_index is None else batch.first_index
-        meta = _Meta(FORMAT_VERSION, term, voted_for, batch.commit_index, first_index)
-        self._txn.put(_META_KEY, encode_row(self._pack(meta), _META_KEY))
-        self._meta = meta
-
-    def _cut_from(self, index: int) -> None:
-        """Drop the stored entries at `index` and after it; the record across the cut is written anew."""
-        at = bisect_left(self._starts, index)
-        self._delete_records(at, len(self._starts))
-        if at:
-            key = self._starts[at - 1].to_bytes(8, "big")
-            start, committed, entries = _decode_record(key, self._txn.get(key), self._env.path)
-            if start + len(entries) > index:
-                self._put_record(entries[: index - start], committed, append=False)
-
-    def _cut_before(self, index: int) -> None:
-        """Drop the records that hold nothing at or after `index`."""
-        self._delete_records(0, max(bisect_right(self._starts, index) - 1, 0))
-
-    def _delete_records(self, begin: int, end: int) -> None:
-        for start in self._starts[begin:end]:
-            self._txn.delete(start.to_bytes(8, "big"))
-        del self._starts[begin:end]
-
-    def _read_starts(self) -> None:
-        """What is stored, after a transaction was dropped."""
-        with self._env.begin_read() as txn:
-            self._starts = [int.from_bytes(key, "big") for key, _ in _stored_records(txn)]
+def _encode_batch(batch: Batch) -> bytes:
+    return _pack((batch.commit_index, batch.cut_from, batch.first_index, batch.vote, batch.entries))
 
 
-def _stored_records(txn: Any) -> Iterator[tuple[bytes, bytes]]:
-    cursor = txn.cursor()
-    if cursor.set_range(bytes(8)):
-        yield from cursor.iternext()
+def _decode_batch(data: bytes) -> Batch:
+    """What `_encode_batch` encoded; no data is an empty batch."""
+    batch = Batch()
+    if data:
+        batch.commit_index, batch.cut_from, batch.first_index, batch.vote, entries = unpackb(data, use_list=False)
+        batch.entries = [LogEntry._make(entry) for entry in entries]
+    return batch
 
 
-def _split(entries: list[LogEntry]) -> Iterator[list[LogEntry]]:
-    """The entries as records of bounded size."""
-    begin = size = 0
-    for at, entry in enumerate(entries):
-        size += len(entry.data)
-        if size > _RECORD_BYTES_MAX and at > begin:
-            yield entries[begin:at]
-            begin, size = at, len(entry.data)
-    if entries:
-        yield entries[begin:]
-
-
-def _decode_meta(value: bytes, path: Path) -> _Meta:
-    row = decode_row(_META_KEY, value, path)
-    if row[0] != FORMAT_VERSION:
-        raise Corrupt(f"{path} has format {row[0]}, this program reads {FORMAT_VERSION}: run what wrote it")
-    return _Meta._make(row)
-
-
-def _decode_record(key: bytes, value: bytes, path: Path) -> tuple[int, int, list[LogEntry]]:
-    """First index, commit index and entries of a record. Raises: `Corrupt`."""
-    committed, held = decode_row(key, value, path)
-    entries = [LogEntry._make(entry) for entry in held]
-    start = int.from_bytes(key, "big")
-    if [entry.log_index for entry in entries] != list(range(start, start + len(entries))):
-        raise Corrupt(f"{path} is damaged: the record at index {start} holds other entries; {REJOIN}")
-    return start, committed, entries
+def _ignore(_: object) -> None:
+    """A callback of an owner that is gone."""

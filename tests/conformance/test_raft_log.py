@@ -6,9 +6,11 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from horae_storage.file_sync import Watch
 from horae_storage.log_port import LogEntry, LogState, RaftLog
 from horae_storage.memory_log import MemoryRaftLog
 from horae_storage.raft_log import LmdbRaftLog
@@ -26,15 +28,22 @@ class Disk:
 
     def open(self) -> tuple[RaftLog, LogState]:
         post = asyncio.get_running_loop().call_soon_threadsafe
-        if self._kind == "lmdb":
+        if self._kind != "memory":
             self.close()
-            self._log = LmdbRaftLog(self._path, post)
+            self._log = LmdbRaftLog(self._path, post, **self._options())
         else:
             self._log = self._log.crash() if isinstance(self._log, MemoryRaftLog) else MemoryRaftLog(post)
         self.told = []
         state = self._log.load()
         self._log.on_durable(self._on_durable)
         return self._log, state
+
+    def _options(self) -> dict[str, Any]:
+        """As a node opens it; or with a thread for the syncs, and a tail so small that it is folded all the time."""
+        loop = asyncio.get_running_loop()
+        if self._kind == "lmdb":
+            return {"watch": Watch(loop.add_reader, loop.remove_reader)}
+        return {"region_bytes": 2048}
 
     async def settle(self) -> None:
         """Seal, and wait until all is durable and the owner was told."""
@@ -55,7 +64,7 @@ class Disk:
         self._grown.set()
 
 
-@pytest.fixture(params=["memory", "lmdb"])
+@pytest.fixture(params=["memory", "lmdb", "lmdb small"])
 async def disk(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Disk]:
     disk = Disk(request.param, tmp_path / "log")
     yield disk

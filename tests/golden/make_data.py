@@ -93,7 +93,7 @@ def replay(applier: Applier, log: list[LogEntry], until: int) -> None:
 def make(path: Path) -> None:
     directory = open_directory(path, CLUSTER, NODE)
     log = entries()
-    raft_log = LmdbRaftLog(directory.log, lambda callback, value: None)
+    raft_log = LmdbRaftLog(directory.log, lambda callback, *_: None)
     raft_log.load()
     raft_log.append(log)
     raft_log.set_vote(TERM, NODE)

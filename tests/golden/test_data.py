@@ -29,7 +29,7 @@ REFUSED = 2
 
 
 def open_log(directory: Path) -> LmdbRaftLog:
-    return LmdbRaftLog(directory / "log", lambda callback, value: None, create=False)
+    return LmdbRaftLog(directory / "log", lambda callback, *_: None, create=False)
 
 
 def test_there_is_one_of_each_version() -> None:

@@ -87,7 +87,7 @@ async def test_a_sync_that_fails_ends_the_node_and_loses_nothing(tmp_path: Path)
     async with running_cluster(tmp_path) as cluster:
         api, broken = cluster.api, await cluster.leader()
         assert broken.process is not None
-        inject = ["-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO:when=20+"]
+        inject = ["-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO:when=3+"]
         tracer = subprocess.Popen(  # noqa: ASYNC220 (it is waited for off the loop)
             ["strace", "-f", "-q", "-o", str(tmp_path / "trace"), *inject, "-p", str(broken.process.pid)],
             stderr=subprocess.PIPE,
@@ -150,15 +150,15 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> NodeProcess:
 
 async def run_and_kill(home: Path) -> NodeProcess:
     async with Cluster(home, 1, state_commit_interval_ms=20) as cluster:
-        for n in range(200):
-            body = {"id": f"j{n}", "task": "t", "payload": "x" * 2000}
+        for n in range(200):  # more than the log's tail holds, so that its database holds some
+            body = {"id": f"j{n}", "task": "t", "payload": "x" * 60_000}
             (await cluster.api.call("POST", "/v1/jobs", body)).expect(201)
         await cluster.digests()
         cluster.kill_all()
         return cluster.nodes[0]
 
 
-@pytest.mark.parametrize("name", ["state/00000001.mdb", "log/log.mdb"], ids=["state", "log"])
+@pytest.mark.parametrize("name", ["state/00000001.mdb", "log/log.mdb", "log/tail"], ids=["state", "log", "tail"])
 @pytest.mark.parametrize("damage", [zero_every_page, cut_in_half, flip_bits])
 async def test_damage_on_a_stopped_node_refuses_the_start_in_one_line(
     tmp_path: Path, killed: NodeProcess, name: str, damage: Callable[[Path], None]

@@ -102,8 +102,10 @@ async def test_a_refused_start_harms_nothing(tmp_path: Path) -> None:
         ("state/00000001.mdb", 4096, bytes(4096)),
         ("log/log.mdb", 0, None),
         ("log/log.mdb", 0, b"\xff" * 4096),
+        ("log/tail", 0, None),
+        ("log/tail", 0, b"\xff" * 4096),
     ],
-    ids=["identity", "state emptied", "state damaged", "log emptied", "log damaged"],
+    ids=["identity", "state emptied", "state damaged", "log emptied", "log damaged", "tail emptied", "tail damaged"],
 )
 async def test_damaged_data(tmp_path: Path, name: str, at: int, damage: bytes | None) -> None:
     owner = await run_and_stop(tmp_path)

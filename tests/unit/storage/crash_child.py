@@ -1,6 +1,6 @@
 """A process to be killed: it writes to a log or a store until then, and says on its standard output what is durable.
 
-Usage: `crash_child.py log|store DIRECTORY`. One line a number: what it says was synced before it said so.
+Usage: `crash_child.py log|small-log|store DIRECTORY`. One line a number: what it says was synced before it said so.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ import asyncio
 import sys
 from pathlib import Path
 
+from horae_storage.file_sync import Watch
 from horae_storage.lmdb_kv import LmdbStore
 from horae_storage.log_port import LogEntry
 from horae_storage.raft_log import LmdbRaftLog
 
 
-async def write_log(directory: Path) -> None:
+async def write_log(directory: Path, **options: int) -> None:
     """Groups of three entries, and in each a vote whose term is the last index: both or neither must be found."""
-    log = LmdbRaftLog(directory, asyncio.get_running_loop().call_soon_threadsafe)
+    loop = asyncio.get_running_loop()
+    watch = Watch(loop.add_reader, loop.remove_reader)
+    log = LmdbRaftLog(directory, loop.call_soon_threadsafe, watch=watch, **options)
     log.load()
     grown = asyncio.Event()
 
@@ -51,5 +54,7 @@ def write_store(directory: Path) -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "log":
         asyncio.run(write_log(Path(sys.argv[2])))
+    elif sys.argv[1] == "small-log":
+        asyncio.run(write_log(Path(sys.argv[2]), region_bytes=4096))
     else:
         write_store(Path(sys.argv[2]))

@@ -25,9 +25,11 @@ def kill_after(lines: int, kind: str, directory: Path) -> int:
     return said[-1]
 
 
+@pytest.mark.parametrize("kind", ["log", "small-log"])
 @pytest.mark.parametrize("lines", [1, 40, 200])
-def test_log(tmp_path: Path, lines: int) -> None:
-    said = kill_after(lines, "log", tmp_path)
+def test_log(tmp_path: Path, lines: int, kind: str) -> None:
+    """The small one is killed between, and in the middle of, the folds of its tail."""
+    said = kill_after(lines, kind, tmp_path)
     log = LmdbRaftLog(tmp_path, post=lambda *_: None)
     state = log.load()
     log.close()

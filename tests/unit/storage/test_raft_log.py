@@ -18,6 +18,8 @@ from horae_storage.log_port import LogEntry
 from horae_storage.raft_log import LmdbRaftLog
 
 WAIT_S = 30
+SMALL_REGION = 8192
+FRAMES_A_REGION = SMALL_REGION // 512
 
 
 class Owner:
@@ -47,16 +49,26 @@ def entry(index: int, data: bytes = b"data") -> LogEntry:
     return LogEntry(data, index, 1)
 
 
-def test_a_flipped_byte_is_found_at_the_start(tmp_path: Path) -> None:
-    owner = Owner(tmp_path)
+def test_a_flipped_byte_in_the_database_is_found_at_the_start(tmp_path: Path) -> None:
+    owner = Owner(tmp_path, region_bytes=SMALL_REGION)
     owner.log.append([entry(1, b"needle")])
     owner.settle()
+    for index in range(2, 2 + 2 * FRAMES_A_REGION):  # so that the first region is folded
+        owner.log.append([entry(index)])
+        owner.settle()
     owner.log.close()
     path = tmp_path / "log.mdb"
     data = path.read_bytes()
-    assert data.count(b"needle") == 1
+    assert b"needle" in data
     path.write_bytes(data.replace(b"needle", b"noodle"))
     with pytest.raises(Corrupt, match=r"log\.mdb is damaged.*checksum.*keep the files"):
+        Owner(tmp_path)
+
+
+def test_a_missing_tail_is_refused(tmp_path: Path) -> None:
+    Owner(tmp_path).log.close()
+    (tmp_path / "tail").unlink()
+    with pytest.raises(Corrupt, match="tail is missing"):
         Owner(tmp_path)
 
 
@@ -84,7 +96,7 @@ def test_the_map_grows_in_the_middle_of_a_write(tmp_path: Path) -> None:
 
 
 def test_compaction_gives_room_back(tmp_path: Path) -> None:
-    owner = Owner(tmp_path, reserve_bytes=1 << 20)
+    owner = Owner(tmp_path, reserve_bytes=1 << 20, region_bytes=1 << 20)
     sizes = []
     for index in range(1, 400):
         owner.log.append([entry(index, b"x" * 50_000)])
@@ -92,72 +104,121 @@ def test_compaction_gives_room_back(tmp_path: Path) -> None:
         owner.settle()
         sizes.append(owner.log.size_bytes())
     owner.log.close()
-    assert sizes[-1] < 8 << 20
+    assert sizes[-1] < 14 << 20
+
+
+class FullDisk:
+    """The system's answer to a wish for room, as long as it is entered."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+        self.asked = threading.Event()
+        self._monkeypatch = monkeypatch
+        self._number = number
+
+    def __enter__(self) -> FullDisk:
+        self._monkeypatch.setattr(os, "posix_fallocate", self._refuse)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._monkeypatch.undo()
+
+    def _refuse(self, fd: int, offset: int, length: int) -> None:
+        self.asked.set()
+        raise OSError(self._number, os.strerror(self._number))
+
+
+def fill_tail(owner: Owner) -> int:
+    """Write until nothing more becomes durable; how many entries were written, the last of them in vain."""
+    index = 0
+    while not owner.failures:
+        index += 1
+        owner.log.append([entry(index, b"x" * 100_000)])
+        number = owner.log.seal()
+        while not owner.failures and (not owner.durable or owner.durable[-1] < number):
+            owner.run_one()
+    return index
 
 
 class TestFullDisk:
-    def test_is_told_once_and_waited_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        owner = Owner(tmp_path, reserve_bytes=1 << 20)
-        asked = threading.Event()
-
-        def no_room(fd: int, offset: int, length: int) -> None:
-            asked.set()
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        with monkeypatch.context() as system:
-            system.setattr(os, "posix_fallocate", no_room)
-            owner.log.append([entry(1, b"x" * (1 << 20))])
-            owner.settle()  # there was room for this one
-            owner.log.append([entry(2)])
-            owner.log.seal()
-            owner.run_one()
+    def test_stops_nothing_before_the_tail_is_full_and_is_waited_out(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        owner = Owner(tmp_path, reserve_bytes=1 << 20, region_bytes=1 << 20)
+        with FullDisk(monkeypatch, errno.ENOSPC) as disk:
+            last = fill_tail(owner)
             assert [type(error) for error in owner.failures] == [StorageFull]
-            owner.log.append([entry(3)])
+            assert last > 2 * (1 << 20) // 100_000, "both regions were used"
+            owner.log.append([entry(last + 1)])
             owner.log.seal()
-            asked.clear()
-            assert asked.wait(WAIT_S)
-            assert owner.log.durable == 1
+            disk.asked.clear()
+            assert disk.asked.wait(WAIT_S)
+            assert owner.log.durable == last - 1
         owner.settle()
         owner.log.close()
         assert len(owner.failures) == 1
         owner = Owner(tmp_path)
-        assert [e.log_index for e in owner.state.entries] == [1, 2, 3]
+        assert [e.log_index for e in owner.state.entries] == list(range(1, last + 2))
         owner.log.close()
 
     def test_does_not_keep_it_from_closing(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        owner = Owner(tmp_path, reserve_bytes=1 << 20)
-
-        def no_room(fd: int, offset: int, length: int) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        with monkeypatch.context() as system:
-            system.setattr(os, "posix_fallocate", no_room)
-            owner.log.append([entry(1, b"x" * (1 << 20))])
-            owner.settle()
-            owner.log.append([entry(2)])
-            owner.log.seal()
-            owner.run_one()
+        owner = Owner(tmp_path, reserve_bytes=1 << 20, region_bytes=1 << 20)
+        with FullDisk(monkeypatch, errno.ENOSPC):
+            last = fill_tail(owner)
             owner.log.close()
         owner = Owner(tmp_path)
-        assert [e.log_index for e in owner.state.entries] == [1]
+        assert [e.log_index for e in owner.state.entries] == list(range(1, last))
+        owner.log.close()
+
+    def test_is_found_full_by_a_write_too_large_for_the_tail(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        owner = Owner(tmp_path, reserve_bytes=1 << 20)
+        owner.log.append([entry(1)])
+        owner.settle()
+        with FullDisk(monkeypatch, errno.ENOSPC):
+            owner.log.append([entry(2, b"x" * (2 << 20))])
+            owner.log.seal()
+            while not owner.failures:
+                owner.run_one()
+            assert owner.log.durable == 1
+        owner.log.append([entry(3)])
+        owner.settle()
+        owner.log.close()
+        owner = Owner(tmp_path)
+        assert [(e.log_index, len(e.data)) for e in owner.state.entries] == [(1, 4), (2, 2 << 20), (3, 4)]
         owner.log.close()
 
 
 def test_a_failing_disk_is_told_and_nothing_later_becomes_durable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    owner = Owner(tmp_path, reserve_bytes=1 << 20)
+    owner = Owner(tmp_path, reserve_bytes=1 << 20, region_bytes=1 << 20)
+    with FullDisk(monkeypatch, errno.EIO):
+        last = fill_tail(owner)
+    assert [type(error) for error in owner.failures] == [StorageFailed]
+    durable = owner.log.durable
+    owner.log.append([entry(last + 1)])
+    owner.log.seal()
+    owner.log.close()
+    assert owner.log.durable == durable
 
-    def broken(fd: int, offset: int, length: int) -> None:
+
+def test_a_sync_that_fails_is_told_and_nothing_later_becomes_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = Owner(tmp_path)
+    owner.log.append([entry(1)])
+    owner.settle()
+
+    def broken(fd: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "posix_fallocate", broken)
-    owner.log.append([entry(1, b"x" * (1 << 20))])
-    owner.settle()
+    monkeypatch.setattr(os, "fdatasync", broken)
     owner.log.append([entry(2)])
     owner.log.seal()
     owner.run_one()
     assert [type(error) for error in owner.failures] == [StorageFailed]
+    monkeypatch.undo()
     owner.log.append([entry(3)])
     owner.log.seal()
     owner.log.close()
