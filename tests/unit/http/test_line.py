@@ -169,6 +169,20 @@ async def test_what_waits_for_an_old_leader_is_broken_when_there_is_a_new_one(pe
     await asyncio.wait_for(peer.closed.wait(), 10)
 
 
+@pytest.fixture
+def certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
+    """A server's side of TLS that clients of this process trust, by the name of localhost."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
+    name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(["openssl", "req", "-x509", *curve, *name, *files], check=True, capture_output=True)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    return context
+
+
 class Parting:
     """A leader that answers a request only when its caller has left, or not at all; the other half stays open."""
 
@@ -214,10 +228,13 @@ async def test_an_answer_that_crosses_the_hang_up_is_read(lines: Lines) -> None:
         assert (await asyncio.wait_for(late, 10)).body == b"ok"
 
 
-@pytest.mark.parametrize("answer", [b"", OK[:-1]])
-async def test_who_takes_back_its_answer_lets_the_late_one_end(lines: Lines, answer: bytes) -> None:
+@pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
+@pytest.mark.parametrize("answer", [b"", OK[:-1]], ids=["none", "part"])
+async def test_who_learns_of_the_hang_up_ends_the_wait_for_a_late_answer(
+    lines: Lines, certified: ssl.SSLContext, answer: bytes, secure: bool
+) -> None:
     peer = Parting(answer)
-    async with await peer.start():
+    async with await peer.start(certified if secure else None):
         late = await left_behind(lines, peer)
         with pytest.raises(Broken):
             await asyncio.wait_for(late, 10)
@@ -278,20 +295,6 @@ async def test_late_answers_take_places_of_their_own(lines: Lines, monkeypatch: 
         await asyncio.wait_for(late, 10)
         peer.asked.clear()
         assert await left_behind(lines, peer)
-
-
-@pytest.fixture
-def certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ssl.SSLContext:
-    """A server's side of TLS that clients of this process trust, by the name of localhost."""
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
-    name = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
-    files = ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(["openssl", "req", "-x509", *curve, *name, *files], check=True, capture_output=True)
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate, key)
-    return context
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])

@@ -12,7 +12,7 @@ from tests.helpers.fake_service import FakeService, claimed_job, job_view
 from tests.unit.http.conftest import Node, StartNode
 
 from horae import wire
-from horae_http import returns
+from horae_http import returns, server
 from horae_http.answer import JSON, MSGPACK, PROBLEM, Answer
 from horae_http.auth import EVERYBODY
 from horae_http.errors import Failure, problem
@@ -241,8 +241,11 @@ async def test_a_node_that_leads_by_then_takes_them_back_itself(start_node: Star
     assert [item.job_id for item in service.last().leases] == ["a", "b"]
 
 
-async def test_an_orderly_stop_gives_back_first(start_node: StartNode, crossing: Crossing) -> None:
+async def test_an_orderly_stop_gives_back_first(
+    start_node: StartNode, crossing: Crossing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The node itself leaves the leader's answer to a claim, and takes the time to give the jobs back."""
+    monkeypatch.setattr(server, "LINGER_S", 0.0)
     node = await start_node(FakeService("f", leads=False, leader_url=crossing.url))
     asking = asyncio.create_task(node.send("POST", "/v1/claims", CLAIM))
     await asyncio.wait_for(crossing.claimed.wait(), 10)
