@@ -15,7 +15,7 @@ from horae_node import codec, logs
 from horae_node.clock import Clock
 from horae_node.core import machine, views
 from horae_node.core.commands import ENTRY_VERSION, Header
-from horae_node.core.model import MACHINE_VERSION, Meta, Standing
+from horae_node.core.model import KNOWN_VERSIONS, Meta, Standing, UnknownVersion, Versions
 from horae_node.core.results import EntryOutcome
 from horae_node.errors import Fatal, Outdated
 from horae_node.raft.port import Member, Roster, SnapshotInfo
@@ -32,23 +32,30 @@ class Applier:
     """A `raft.port.StateMachine` over a store."""
 
     def __init__(
-        self, store: Store, *, cluster: str, clock: Clock, commit_interval_ms: int, commit_commands: int
+        self,
+        store: Store,
+        *,
+        cluster: str,
+        clock: Clock,
+        commit_interval_ms: int,
+        commit_commands: int,
+        known: Versions = KNOWN_VERSIONS,
     ) -> None:
+        """`known`: the machine versions that it may meet. Raises: `Outdated` for a state of another one."""
         self._store = store
         self._cluster = cluster
         self._clock = clock
         self._commit_interval_ms = commit_interval_ms
         self._commit_commands = commit_commands
         meta = self.meta()
-        if meta.machine_version != MACHINE_VERSION:
-            raise Outdated(
-                f"the state is of machine version {meta.machine_version}, this build knows {MACHINE_VERSION}: "
-                "upgrade this node"
-            )
+        self._known = known
+        self._require_known("the state", meta.machine_version)
         self._applied_index = meta.applied_index
         self._durable_index = self._applied_index
         self._roster = _read_roster(store.txn)
         self._commands_open = 0
+        self._in_entry = False
+        """An entry is applied, or its apply raised and left half of it in the open transaction."""
         self._full = False
         self._copies: dict[asyncio.Future[int], Frozen] = {}
         self._last_stamp = (self.meta().now_ms, clock.monotonic_ms())
@@ -63,6 +70,10 @@ class Applier:
     @property
     def durable_index(self) -> int:
         return self._durable_index
+
+    @property
+    def known_versions(self) -> Versions:
+        return self._known
 
     @property
     def roster(self) -> Roster | None:
@@ -96,7 +107,13 @@ class Applier:
     def apply(self, index: int, entry: bytes) -> EntryOutcome:
         """Apply one entry; the library's own empty ones only move the index on."""
         header, commands = codec.split_entry(entry) if entry else (_NO_HEADER, ())
-        outcome = machine.apply(index, header, commands, self._store.txn)
+        self._in_entry = True
+        try:
+            outcome = machine.apply(index, header, commands, self._store.txn, self._known)
+        except UnknownVersion as unknown:
+            self._require_known("the cluster's state", unknown.version)
+            raise
+        self._in_entry = False
         self._applied_index = index
         if outcome.members_changed:
             self._roster = _read_roster(self._store.txn)
@@ -116,7 +133,12 @@ class Applier:
             self._try_commit()
 
     def _try_commit(self) -> None:
-        """Commit, or keep the transaction open for a later try when the disk is full: the log still has all of it."""
+        """Commit, or keep the transaction open for a later try when the disk is full: the log still has all of it.
+
+        Half an entry is never committed: who ended in the middle of one applies it anew, from its beginning.
+        """
+        if self._in_entry:
+            return
         try:
             self.commit()
         except StorageFull as error:
@@ -133,6 +155,7 @@ class Applier:
 
     def commit(self) -> None:
         """Make everything applied durable. Raises: `StorageFull` (all writes stay in the open transaction)."""
+        assert not self._in_entry
         self._store.commit()
         self._full = False
         self._durable_index = self._applied_index
@@ -168,7 +191,7 @@ class Applier:
             await asyncio.wait(list(self._copies))
 
     async def check_snapshot(self, snapshot_info: SnapshotInfo) -> None:
-        await asyncio.to_thread(_make_ready, snapshot_info)
+        self._require_known("the snapshot", await asyncio.to_thread(_make_ready, snapshot_info))
 
     def install_snapshot(self, snapshot_info: SnapshotInfo) -> None:
         self._store.install(snapshot_info.path)
@@ -181,6 +204,10 @@ class Applier:
         self._commands_open = 0
         if self._on_install is not None:
             self._on_install()
+
+    def _require_known(self, what: str, version: int) -> None:
+        if not self._known.have(version):
+            raise Outdated(f"{what} is of machine version {version}, this build knows {self._known}: upgrade this node")
 
     def close(self) -> None:
         """Commit and close the store."""
@@ -209,14 +236,10 @@ def _write_snapshot(frozen: Frozen, path: Path, meta: snapshot.SnapshotMeta) -> 
     return path.stat().st_size
 
 
-def _make_ready(info: SnapshotInfo) -> None:
-    """Check the file, and leave of it the bare state. Raises: `Corrupt`, `Outdated`, `StorageFailed`."""
+def _make_ready(info: SnapshotInfo) -> int:
+    """Check the file, and leave of it the bare state; its machine version. Raises: `Corrupt`, `StorageFailed`."""
     meta = snapshot.verify(info.path, paced=True)
     if (meta.last_index, meta.last_term) != (info.last_index, info.last_term):
         raise Corrupt(f"{info.path} is a snapshot at index {meta.last_index}, announced was {info.last_index}")
-    if meta.machine_version != MACHINE_VERSION:
-        raise Outdated(
-            f"the snapshot is of machine version {meta.machine_version}, this build knows {MACHINE_VERSION}: "
-            "upgrade this node"
-        )
     snapshot.trim(info.path)
+    return meta.machine_version

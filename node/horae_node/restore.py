@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from horae_node.applier import Applier
 from horae_node.clock import Clock
 from horae_node.config import KEYS, NodeConfig
-from horae_node.core.model import MACHINE_VERSION
+from horae_node.core.model import KNOWN_VERSIONS
 from horae_node.errors import ConfigError
 from horae_node.raft import boot
 from horae_node.raft.pysyncobj_journal import ENTRY_NOOP
@@ -39,9 +39,9 @@ def restore(backup: Path, data_dir: Path, *, cluster: str, node_id: str, clock: 
     _require_name("node_id", node_id)
     _require_name("cluster", cluster)
     meta = snapshot.verify(backup)
-    if meta.machine_version != MACHINE_VERSION:
+    if not KNOWN_VERSIONS.have(meta.machine_version):
         raise ConfigError(
-            f"{backup} is of machine version {meta.machine_version}, this build knows {MACHINE_VERSION}: "
+            f"{backup} is of machine version {meta.machine_version}, this build knows {KNOWN_VERSIONS}: "
             "restore it with the version that wrote it, or a newer one"
         )
     if cluster == meta.cluster:

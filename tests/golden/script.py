@@ -1,7 +1,8 @@
 """Golden scripts: commands in a readable form, and what the machine answers and keeps.
 
 A script is a row of blocks, apart by an empty line. A block's lines down to `----` are one entry: a command each, as
-`verb job key=value …`; before them `now MS`, `lease MS`, `epoch N` set what later headers say (`+MS` moves on).
+`verb job key=value …`; before them `now MS`, `lease MS`, `epoch N` set what later headers say (`+MS` moves on), and
+`knows N` upgrades the build to one that knows machine versions up to N.
 Below `----` the expected: one line a command, `wakes` with the queues that gained work, and each job that changed, with
 every field that is not at rest. A block without `----` is comment.
 """
@@ -29,6 +30,7 @@ from horae_node.core.commands import (
     Nothing,
     OpenEpoch,
     PromoteMember,
+    RaiseMachineVersion,
     ReleaseJob,
     RemoveMember,
     RequeueJob,
@@ -37,7 +39,7 @@ from horae_node.core.commands import (
     SubmitBatch,
     SubmitJob,
 )
-from horae_node.core.model import Ending, MemberRecord, Run, Standing, State
+from horae_node.core.model import Ending, MemberRecord, Run, Standing, State, Versions
 from horae_node.core.results import EntryOutcome, Outcome
 
 RULE = "----"
@@ -60,7 +62,9 @@ def _run_block(world: World, block: str) -> str:
     commands: list[Command] = []
     for line in asked.strip().splitlines():
         verb, *words = line.split()
-        if verb in ("now", "lease", "epoch"):
+        if verb == "knows":
+            world.known = Versions(1, int(words[0]))
+        elif verb in ("now", "lease", "epoch"):
             _set_header(world, verb, words[0])
         elif verb != "#":
             commands.append(_command(verb, words))
@@ -132,6 +136,7 @@ _COMMANDS: dict[str, Callable[[str, Options], Command]] = {
     "delete": lambda name, o: DeleteJob(name),
     "advance": lambda name, o: AdvanceTime(int(o.get("limit", "100"))),
     "nothing": lambda name, o: Nothing(),
+    "raise_machine_version": lambda name, o: RaiseMachineVersion(int(o["to"])),
     "set_members": lambda names, o: SetMembers(tuple(_address(name, o) for name in names.split(","))),
     "add_member": lambda name, o: AddMember(*_address(name, o)),
     "promote_member": lambda name, o: PromoteMember(name),

@@ -98,6 +98,10 @@ class ClaimForgotten(NamedTuple):
     record: ClaimRecord
 
 
+class VersionRaised(NamedTuple):
+    version: int
+
+
 class MemberChanged(NamedTuple):
     """A node came, went, or is something else now."""
 
@@ -117,6 +121,7 @@ Change = (
     | JobPurged
     | ClaimRecorded
     | ClaimForgotten
+    | VersionRaised
     | MemberChanged
 )
 Decision = tuple[Outcome, Sequence[Change]]

@@ -115,6 +115,12 @@ class Nothing(NamedTuple):
     """No change: proof that this leader's epoch still holds (barrier)."""
 
 
+class RaiseMachineVersion(NamedTuple):
+    """From here on the machine is of this version: all members know it. It never goes back."""
+
+    version: int
+
+
 class MemberAddress(NamedTuple):
     """Where a node is reached: `host:port` for the other nodes, a URL for everybody."""
 
@@ -172,6 +178,7 @@ Command = (
     | DeleteJob
     | AdvanceTime
     | Nothing
+    | RaiseMachineVersion
     | SetMembers
     | AddMember
     | PromoteMember
@@ -194,6 +201,7 @@ TAGS: dict[int, type[tuple[object, ...]]] = {
     12: DeleteJob,
     13: AdvanceTime,
     14: Nothing,
+    15: RaiseMachineVersion,
     16: SetMembers,
     17: AddMember,
     18: PromoteMember,

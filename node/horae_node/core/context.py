@@ -5,13 +5,16 @@ Made and dropped by `machine.apply`. Decisions read it, `evolve` writes through 
 
 from __future__ import annotations
 
-from horae_node.core.model import STATE_COUNT, Meta, QueueCounts
+from horae_node.core.model import KNOWN_VERSIONS, STATE_COUNT, Meta, QueueCounts, Versions
 from horae_node.core.tables import S_READY, counts_key
 from horae_storage.kv import Txn
 
 
 class Context:
-    """`now_ms` and `lease_clock` are the machine's; `index` is the entry's, and the token of every grant in it."""
+    """`now_ms` and `lease_clock` are the machine's; `index` is the entry's, and the token of every grant in it.
+
+    `version` is the machine's: a rule that came after version 1 looks at it. `known` is what this build could be.
+    """
 
     __slots__ = (
         "_counts",
@@ -23,14 +26,16 @@ class Context:
         "get",
         "index",
         "job_seq",
+        "known",
         "lease_clock",
         "members_changed",
         "now_ms",
         "put",
         "txn",
+        "version",
     )
 
-    def __init__(self, index: int, meta: Meta, txn: Txn) -> None:
+    def __init__(self, index: int, meta: Meta, txn: Txn, known: Versions = KNOWN_VERSIONS) -> None:
         self.txn = txn
         self.get = txn.get  # bound once: these three are called many times a command
         self.put = txn.put
@@ -41,6 +46,8 @@ class Context:
         self.epoch = meta.epoch
         self.epoch_node = meta.epoch_node
         self.job_seq = meta.job_seq
+        self.version = meta.machine_version
+        self.known = known
         self.finished: list[int] = []
         self.members_changed = False
         self._counts: dict[str, list[int]] = {}

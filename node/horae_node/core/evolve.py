@@ -21,6 +21,7 @@ from horae_node.core.changes import (
     LossWithdrawn,
     MemberChanged,
     SpecAmended,
+    VersionRaised,
     WatchMoved,
 )
 from horae_node.core.context import Context
@@ -180,6 +181,10 @@ def evolve_claim_forgotten(ctx: Context, change: ClaimForgotten) -> None:
     ctx.delete(CLAIM_SWEEP + seq_bytes(change.record.sweep_at) + change.key)
 
 
+def evolve_version_raised(ctx: Context, change: VersionRaised) -> None:
+    ctx.version = change.version
+
+
 def evolve_member_changed(ctx: Context, change: MemberChanged) -> None:
     ctx.put(member_key(change.node_id), change.after)
     ctx.members_changed = True
@@ -251,5 +256,6 @@ _EVOLVERS: dict[type, Callable[[Context, Any], None]] = {
     JobPurged: evolve_job_purged,
     ClaimRecorded: evolve_claim_recorded,
     ClaimForgotten: evolve_claim_forgotten,
+    VersionRaised: evolve_version_raised,
     MemberChanged: evolve_member_changed,
 }

@@ -26,6 +26,7 @@ from horae_node.core.commands import (
     Nothing,
     OpenEpoch,
     PromoteMember,
+    RaiseMachineVersion,
     ReleaseJob,
     RemoveMember,
     RequeueJob,
@@ -49,8 +50,9 @@ from horae_node.core.decide.members import (
 )
 from horae_node.core.decide.operate import decide_cancel, decide_delete, decide_requeue, decide_run_now
 from horae_node.core.decide.submit import decide_submit, decide_submit_batch
+from horae_node.core.decide.version import decide_raise_version
 from horae_node.core.evolve import evolve
-from horae_node.core.model import FIRST_META, MACHINE_VERSION, Meta
+from horae_node.core.model import FIRST_META, KNOWN_VERSIONS, Meta, Versions
 from horae_node.core.results import Advanced, EntryOutcome, Outcome
 from horae_node.core.tables import CLAIM_SWEEP, DUE, EXPIRY, META, RETENTION, WATCH, meta_of
 from horae_storage.kv import Txn, View
@@ -63,20 +65,23 @@ class Deadline(NamedTuple):
     lease_clock: int | None
 
 
-def apply(index: int, header: Header, commands: tuple[Command, ...], txn: Txn) -> EntryOutcome:
+def apply(
+    index: int, header: Header, commands: tuple[Command, ...], txn: Txn, known: Versions = KNOWN_VERSIONS
+) -> EntryOutcome:
     """Apply one log entry, with all its effects and `Meta` in `txn`.
 
     `index` must be `applied_index + 1` (asserted). Commands of another epoch than the machine's are each
     `Rejected("stale_epoch")`, but `OpenEpoch`, which compares and sets; the clocks of such an entry do not count.
-    Raises: `AssertionError` or `Corrupt` only, both fatal.
+    `known` are the machine versions that may be met. Raises: `AssertionError`, `Corrupt` or `UnknownVersion` only, all
+    fatal: what `txn` holds of the entry by then must never be committed.
     """
     row = txn.get(META)
     meta = FIRST_META if row is None else meta_of(row)
     assert index == meta.applied_index + 1, f"entry {index} after {meta.applied_index}"
-    assert meta.machine_version == MACHINE_VERSION, f"state of machine version {meta.machine_version}"
+    assert known.have(meta.machine_version), f"state of machine version {meta.machine_version}"
     assert header.version == ENTRY_VERSION, f"entry of version {header.version}"
     txn.seed_digest(meta.digest)
-    ctx = Context(index, meta, txn)
+    ctx = Context(index, meta, txn, known)
     if header.epoch == ctx.epoch:
         ctx.now_ms = max(ctx.now_ms, header.now_ms)
         ctx.lease_clock = max(ctx.lease_clock, header.lease_clock)
@@ -130,7 +135,7 @@ def _is_due(deadline: Deadline, ctx: Context) -> bool:
 
 
 def _next_meta(ctx: Context, digest: int) -> Meta:
-    return Meta(MACHINE_VERSION, ctx.index, ctx.now_ms, ctx.lease_clock, ctx.epoch, ctx.epoch_node, digest, ctx.job_seq)
+    return Meta(ctx.version, ctx.index, ctx.now_ms, ctx.lease_clock, ctx.epoch, ctx.epoch_node, digest, ctx.job_seq)
 
 
 def _first(view: View, table: bytes) -> int | None:
@@ -157,6 +162,7 @@ _DECIDERS: dict[type, Callable[[Context, Any], Decision]] = {
     RunJobNow: decide_run_now,
     DeleteJob: decide_delete,
     Nothing: decide_nothing,
+    RaiseMachineVersion: decide_raise_version,
     SetMembers: decide_set_members,
     AddMember: decide_add_member,
     PromoteMember: decide_promote_member,

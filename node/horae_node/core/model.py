@@ -128,8 +128,31 @@ class Meta(NamedTuple):
     job_seq: int  # last job number given
 
 
-MACHINE_VERSION = 1
-FIRST_META = Meta(MACHINE_VERSION, 1, 0, 0, 0, "", 0, 0)
+class Versions(NamedTuple):
+    """The machine versions that a build knows: from `oldest` to `newest`, all of them."""
+
+    oldest: int
+    newest: int
+
+    def have(self, version: int) -> bool:
+        return self.oldest <= version <= self.newest
+
+    def __str__(self) -> str:
+        return str(self.newest) if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
+
+
+KNOWN_VERSIONS = Versions(1, 1)
+"""This build's. A change of released rules raises `newest`, and may act only where the state's version says so."""
+
+FIRST_META = Meta(1, 1, 0, 0, 0, "", 0, 0)
+
+
+class UnknownVersion(Exception):
+    """The machine has been raised to a version that this build does not know: it must end, and guess nothing."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"machine version {version}")
+        self.version = version
 
 
 class QueueCounts(NamedTuple):

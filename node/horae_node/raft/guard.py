@@ -90,6 +90,7 @@ class Link:
         "got_seq",
         "heard_at",
         "held",
+        "known_versions",
         "muted",
         "peer",
         "seq",
@@ -106,6 +107,8 @@ class Link:
         self.connected = False
         self.disk_full = False
         """Its last acknowledgement said that its log's disk has no room."""
+        self.known_versions: tuple[int, int] | None = None
+        """The machine versions that it says it knows."""
         self.seq = 0
         """Number of the last append_entries sent to it; its answers say which one they answer."""
         self.got_seq = 0
@@ -137,6 +140,7 @@ class Link:
         self.gated.clear()
         self.held = 0
         self.awaits_install = 0
+        self.known_versions = None
 
 
 class Round:
@@ -161,6 +165,7 @@ class Guard:
         intake: Intake,
         clock: Clock,
         timing: Timing,
+        known_versions: tuple[int, int],
         commit_known: int,
         send: Callable[[str, Message], None],
         disconnect: Callable[[str, str], None],
@@ -178,6 +183,7 @@ class Guard:
         self._disconnect = disconnect
         self._install = install
         self._on_peer_clock = on_peer_clock
+        self._known_versions = known_versions
         self._heartbeat = timing.heartbeat_ms / 1000
         self._election_min = timing.election_min_ms / 1000
         self.links = {node_id: Link(peer) for node_id, peer in core.peers.items()}
@@ -653,6 +659,9 @@ class Guard:
         seq = message["seq"]
         self._land(link, seq, early=bool(message.get("early")))
         link.disk_full = bool(message.get("disk_full"))
+        versions = message.get("versions")
+        if versions != link.known_versions:
+            link.known_versions = _versions_of(versions)
         if link.votes:
             self._confirm_rounds(link.peer, seq)
             wall_ms = message.get("wall_ms")
@@ -934,12 +943,21 @@ class Guard:
         if message["type"] == "next_node_idx":
             message["wall_ms"] = self._clock.wall_ms()
             message["disk_full"] = self.disk_full
+            message["versions"] = self._known_versions
             link.answered_at = self._clock.monotonic()
         self._send_raw(link.peer.id, message)
 
 
 def _is_sound(message: Message, fields: tuple[tuple[str, type], ...]) -> bool:
     return all(type(message.get(name)) is kind for name, kind in fields)
+
+
+def _versions_of(said: object) -> tuple[int, int] | None:
+    match said:
+        case (int(oldest), int(newest)):
+            return oldest, newest
+        case _:
+            return None
 
 
 def _is_run(prev: object, prev_term: object, entries: object) -> bool:

@@ -97,6 +97,11 @@ class StateMachine(Protocol):
         ...
 
     @property
+    def known_versions(self) -> tuple[int, int]:
+        """The oldest and the newest machine version that this build knows: what it says of itself to the leader."""
+        ...
+
+    @property
     def roster(self) -> Roster | None:
         """The members that the state holds: one object until they change. None: none were ever written down."""
         ...
@@ -151,6 +156,8 @@ class PeerStatus(NamedTuple):
     """Milliseconds since something was received from it; None when never."""
     disk_full: bool = False
     """Its log waits for room on its disk (leader only)."""
+    known_versions: tuple[int, int] | None = None
+    """The machine versions that it says it knows (leader only); None: it has not said, on the connection that is up."""
 
 
 class Raft(Protocol):

@@ -187,6 +187,7 @@ class PySyncObjRaft:
             intake=self._intake,
             clock=self._clock,
             timing=self._timing,
+            known_versions=self._machine.known_versions,
             commit_known=min(max(state.commit_index, applied), self._journal.last_index),
             send=self._transport.send,
             disconnect=self._transport.disconnect,
@@ -576,7 +577,7 @@ class PySyncObjRaft:
         heard = link.heard_at
         match = self._core.match_index.get(link.peer, 0) if self._core.state == LEADER else 0
         since = None if heard is None else max(0, round((self._clock.monotonic() - heard) * 1000))
-        return PeerStatus(link.connected, match, since, link.disk_full)
+        return PeerStatus(link.connected, match, since, link.disk_full, link.known_versions)
 
     # ------------------------------------------------------------------ compaction and snapshots
 

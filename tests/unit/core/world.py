@@ -7,7 +7,7 @@ from typing import Any
 from horae_node.core import machine, views
 from horae_node.core.commands import ENTRY_VERSION, ClaimJobs, Command, Header, HeartbeatLease, OpenEpoch, SubmitJob
 from horae_node.core.invariants import check_invariants
-from horae_node.core.model import JobSpec, Run, State
+from horae_node.core.model import KNOWN_VERSIONS, JobSpec, Run, State
 from horae_node.core.results import EntryOutcome, Granted, Heartbeat, Outcome
 from horae_storage.kv import Txn
 from horae_storage.memory import MemoryStore
@@ -59,6 +59,8 @@ class World:
         self.now_ms = NOW_MS
         self.lease_clock = 0
         self.epoch = 0
+        self.known = KNOWN_VERSIONS
+        """The machine versions of the build that this is."""
         if open_epoch:
             self.apply(OpenEpoch("n1", 0))
             self.epoch = 1
@@ -76,7 +78,7 @@ class World:
         """One entry."""
         self.index += 1
         header = Header(ENTRY_VERSION, self.epoch, self.now_ms, self.lease_clock)
-        entry = machine.apply(self.index, header, commands, self.txn)
+        entry = machine.apply(self.index, header, commands, self.txn, self.known)
         assert check_invariants(self.txn) == []
         return entry
 

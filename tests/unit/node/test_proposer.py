@@ -24,6 +24,7 @@ class Echo:
     applied_index = 1
     durable_index = 1
     roster = None
+    known_versions = (1, 1)
 
     def apply(self, index: int, entry: bytes) -> EntryOutcome:
         self.applied_index = index

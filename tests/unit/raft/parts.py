@@ -43,6 +43,7 @@ class ListMachine:
         self.applied: list[tuple[int, bytes]] = []
         self.applied_index = 1
         self.durable_index = 1
+        self.known_versions = (1, 1)
         self.roster: Roster | None = None
         self.waiters: list[tuple[Callable[[ListMachine], bool], asyncio.Future[None]]] = []
 

@@ -68,6 +68,7 @@ class ScriptNode:
             intake=Intake(directory),
             clock=script.clock,
             timing=TIMING,
+            known_versions=machine.known_versions,
             commit_known=min(max(state.commit_index, applied), self.journal.last_index),
             send=lambda to, message: script.put(node_id, to, message),
             disconnect=lambda peer, reason: self.dropped.append(reason),
