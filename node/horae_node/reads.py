@@ -8,15 +8,16 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
+from copy import copy
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Raw
 
 from horae import wire
 from horae_node.core import views
-from horae_node.core.model import AttemptError, JobSpec, State
+from horae_node.core.model import AttemptError, JobSpec, Run, State
 from horae_storage.kv import View
 
 _NULL: Final = Raw(b"null")
@@ -84,56 +85,92 @@ class Clocks:
         return moment_text(self.now_ms + lease_moment - self.lease_clock)
 
 
-def job_view(view: View, seq: int, clocks: Clocks, spec: JobSpec | None = None) -> wire.JobView:
-    """The job numbered `seq`; `spec` when the caller has it as it is stored. Raises: `Gone`."""
-    run = views.run(view, seq)
-    spec = spec or views.spec(view, seq)
-    if spec is None or run is None:
-        raise Gone(f"job number {seq} is gone")
-    # Unpacked at once: fifty attributes of named tuples took a quarter of an answer's time.
-    (state, attempt, failures, lost, token, _, worker, created_ms, due_ms, started_ms, finished_ms, _) = run[:12]
-    (_, task, queue, payload, priority, max_attempts, *retry, lease_ms, timeout_ms, max_lost) = spec[:13]
-    (expires_at_ms, ttl_ms, unique_key, concurrency_key, tags, retention_ms, schedule_id, nominal_ms) = spec[13:]
-    errors = [_error_view(error) for error in views.errors(view, seq)] if failures or lost else []
-    progress = views.progress(view, seq) if token else None
-    result = views.result(view, seq) if state == _SUCCEEDED else None
+@lru_cache(maxsize=1024)
+def _shell(task: str, queue: str, *terms: Any) -> wire.JobView:
+    """What the jobs submitted with the same terms have in common, as they are before their first attempt.
+
+    To be copied, never changed: the copies share its containers.
+    """
+    (priority, max_attempts, *retry, lease_ms, timeout_ms, max_lost, concurrency_key, tags, retention_ms) = terms
     return wire.JobView(
-        id=spec.id,
-        execution_id=spec.id,
+        id="",
+        execution_id="",
         task=task,
-        payload=Raw(payload),
+        payload=_NULL,
         queue=queue,
-        state=_STATE_NAMES[state],
-        attempt=attempt,
-        lost=lost,
+        state="ready",
+        attempt=0,
+        lost=0,
         priority=priority,
         max_attempts=max_attempts,
         retry=_retry_view(*retry),
         lease_seconds=lease_ms / 1000,
         timeout_seconds=timeout_ms / 1000,
         max_lost=max_lost,
-        created_at=moment_text(created_ms),
-        run_at=moment_text(due_ms),
-        started_at=moment_text(started_ms) if started_ms else None,
-        finished_at=moment_text(finished_ms) if finished_ms else None,
-        expires_at=None if expires_at_ms is None else moment_text(expires_at_ms),
-        ttl_seconds=None if ttl_ms is None else ttl_ms / 1000,
+        created_at="",
+        run_at="",
+        started_at=None,
+        finished_at=None,
+        expires_at=None,
+        ttl_seconds=None,
         delay_seconds=None,
-        unique_key=unique_key,
+        unique_key=None,
         concurrency_key=concurrency_key,
         tags=dict(tags),
         retention_seconds=retention_ms / 1000,
-        result=_NULL if result is None else Raw(result),
-        progress=_NULL if progress is None else Raw(progress),
-        last_error=errors[-1] if errors else None,
-        errors=errors,
-        worker=worker or None,
-        lease_expires_at=clocks.text(run.lease_end) if state == _RUNNING else None,
-        dead_reason=run.dead_reason or None,
-        schedule_id=schedule_id,
-        nominal_time=None if nominal_ms is None else moment_text(nominal_ms),
-        cancel_requested=run.cancel_requested,
+        result=_NULL,
+        progress=_NULL,
+        last_error=None,
+        errors=[],
+        worker=None,
+        lease_expires_at=None,
+        dead_reason=None,
+        schedule_id=None,
+        nominal_time=None,
+        cancel_requested=False,
     )
+
+
+def new_job_view(spec: JobSpec, run: Run) -> wire.JobView:
+    """A job without an attempt. Made from a copy: most of it, other jobs of the same submitter have as well."""
+    job = copy(_shell(*spec[1:3], *spec[4:13], *spec[16:19]))
+    job.id = job.execution_id = spec.id
+    job.payload = Raw(spec.payload)
+    job.state = _STATE_NAMES[run.state]
+    job.created_at = moment_text(run.created_ms)
+    job.run_at = moment_text(run.due_ms)
+    expires_at_ms, ttl_ms, job.unique_key = spec[13:16]
+    if expires_at_ms is not None:
+        job.expires_at = moment_text(expires_at_ms)
+        job.ttl_seconds = None if ttl_ms is None else ttl_ms / 1000
+    if spec.schedule_id is not None:
+        job.schedule_id = spec.schedule_id
+        job.nominal_time = None if spec.nominal_ms is None else moment_text(spec.nominal_ms)
+    return job
+
+
+def job_view(view: View, seq: int, clocks: Clocks) -> wire.JobView:
+    """The job numbered `seq`. Raises: `Gone`."""
+    run, spec = views.run(view, seq), views.spec(view, seq)
+    if spec is None or run is None:
+        raise Gone(f"job number {seq} is gone")
+    job = new_job_view(spec, run)
+    (state, job.attempt, failures, job.lost, token, _, worker, _, _, started_ms, finished_ms, _) = run[:12]
+    job.started_at = moment_text(started_ms) if started_ms else None
+    job.finished_at = moment_text(finished_ms) if finished_ms else None
+    job.worker = worker or None
+    job.dead_reason = run.dead_reason or None
+    job.cancel_requested = run.cancel_requested
+    if token and (progress := views.progress(view, seq)) is not None:
+        job.progress = Raw(progress)
+    if state == _SUCCEEDED and (result := views.result(view, seq)) is not None:
+        job.result = Raw(result)
+    if failures or job.lost:
+        job.errors = [_error_view(error) for error in views.errors(view, seq)]
+        job.last_error = job.errors[-1] if job.errors else None
+    if state == _RUNNING:
+        job.lease_expires_at = clocks.text(run.lease_end)
+    return job
 
 
 def claimed_job(view: View, seq: int, token: int, clocks: Clocks) -> wire.ClaimedJob | None:

@@ -22,10 +22,12 @@ from horae_node.backup import Backups
 from horae_node.clock import Clock
 from horae_node.config import NodeConfig
 from horae_node.core import views
+from horae_node.core.model import KNOWN_VERSIONS, Versions
 from horae_node.core.results import EntryOutcome
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.host import Host, SystemHost
 from horae_node.leader.session import LeaderSession
+from horae_node.leader.upgrade import Upgrade
 from horae_node.metrics import Metrics
 from horae_node.proposer import Proposer
 from horae_node.raft.local import LocalRaft
@@ -55,10 +57,13 @@ log = logs.get_log("node")
 class Node:
     """One node of the cluster, without its HTTP edge."""
 
-    def __init__(self, config: NodeConfig, *, clock: Clock, host: Host | None = None) -> None:
-        """`host` is the machine it runs on; by default the real one."""
+    def __init__(
+        self, config: NodeConfig, *, clock: Clock, host: Host | None = None, known: Versions = KNOWN_VERSIONS
+    ) -> None:
+        """`host` is the machine it runs on; by default the real one. `known`: the machine versions of this build."""
         self._config = config
         self._clock = clock
+        self._known = known
         self._host: Host = host or SystemHost(config, clock)
         self._opened = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -81,6 +86,7 @@ class Node:
             clock=clock,
             commit_interval_ms=config.state_commit_interval_ms,
             commit_commands=config.state_commit_commands,
+            known=self._known,
         )
         self._metrics = Metrics(self._metric_families)
         self._raft = self._build_raft()
@@ -96,6 +102,14 @@ class Node:
             observe_claim_ms=self._metrics.observe_claim_ms,
         )
         self._proposer.attach(self._session)
+        self._upgrade = Upgrade(
+            node_id=config.node_id,
+            raft=self._raft,
+            applier=self._applier,
+            proposer=self._proposer,
+            session=self._session,
+            clock=clock,
+        )
         self._finishes = Finishes()
         self._service = Service(
             node_id=config.node_id,
@@ -245,6 +259,7 @@ class Node:
             if before_ms - room_checked_ms >= ROOM_CHECK_MS:
                 room_checked_ms = before_ms
                 self._proposer.disk_full = self._disk_full()
+                self._upgrade.run_once()
 
     def _disk_full(self) -> bool:
         """New work could not be stored: our own disk is full, or those of so many others that no majority stores it."""
@@ -314,6 +329,8 @@ class Node:
             "horae_raft_lag_entries", "Entries committed and not applied here.", self._lag(status.commit_index)
         )
         yield _gauge("horae_state_bytes", "Bytes of the state on disk.", self._applier.size_bytes())
+        yield _gauge("horae_machine_version", "Rules that the cluster runs by.", self._applier.meta().machine_version)
+        yield _gauge("horae_machine_version_known", "Newest rules that this build knows.", self._known.newest)
         yield _gauge(
             "horae_proposals_queued", "Commands that wait for an entry (leader).", self._proposer.queued_commands
         )

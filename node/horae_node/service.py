@@ -18,7 +18,7 @@ from horae_node.applier import Applier
 from horae_node.backup import Backup, Backups
 from horae_node.core import views
 from horae_node.core.commands import CancelJob, Command, DeleteJob, RequeueJob, RunJobNow, SubmitBatch, SubmitJob
-from horae_node.core.model import FINISHED, JobSpec
+from horae_node.core.model import FINISHED
 from horae_node.core.results import BatchSubmitted, Done, EntryOutcome, Heartbeat, Outcome, Rejected, Submitted
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.leader.session import LeaderSession
@@ -241,7 +241,7 @@ class Service:
         outcome = await self._proposer.run_one(command, _due_now((command,), now_ms))
         self._counter("submit").inc()
         submitted = _accepted(outcome, Submitted)
-        return self._render(submitted.seq, self._clocks(), _stored_spec(command, submitted)), submitted.created
+        return self._submitted_job(submitted)
 
     async def submit_batch(
         self, requests: Sequence[wire.SubmitRequest], *, atomic: bool
@@ -255,22 +255,24 @@ class Service:
         if atomic:
             outcome = await self._proposer.run_one(SubmitBatch(tuple(commands)), due_now)
             jobs = _accepted(outcome, BatchSubmitted, "/jobs").jobs
-            clocks = self._clocks()
-            return [self._submitted(command, job, clocks) for command, job in zip(commands, jobs, strict=True)]
-        results = await self._proposer.run(commands, due_now)
-        clocks = self._clocks()
-        return [self._submitted(command, result, clocks) for command, result in zip(commands, results, strict=True)]
+            return [self._submitted(job) for job in jobs]
+        return [self._submitted(result) for result in await self._proposer.run(commands, due_now)]
 
-    def _submitted(
-        self, command: SubmitJob, result: Outcome | NotApplied | OutcomeUnknown, clocks: reads.Clocks
-    ) -> tuple[wire.JobView, bool] | Failure:
+    def _submitted(self, result: Outcome | NotApplied | OutcomeUnknown) -> tuple[wire.JobView, bool] | Failure:
         """A job whose record is gone already is its own item's `not_found`."""
         if not isinstance(result, Submitted):
             return _failure(result)
         try:
-            return self._render(result.seq, clocks, _stored_spec(command, result)), result.created
+            return self._submitted_job(result)
         except Refused as gone:
             return gone
+
+    def _submitted_job(self, submitted: Submitted) -> tuple[wire.JobView, bool]:
+        """A new job as it was made, whatever has become of it since. Raises: `Refused("not_found")` for an old one."""
+        new = submitted.new
+        if new is None:
+            return self._render(submitted.seq, self._clocks()), False
+        return reads.new_job_view(new.spec, new.run), True
 
     async def job(self, job_id: str, *, wait_ms: int = 0, local: bool = False) -> wire.JobView:
         """Read one; with `wait_ms`, once it is finished or the wait is over. Raises: `Refused("not_found")`."""
@@ -436,16 +438,11 @@ class Service:
             raise Refused("not_found", f"there is no job {job_id!r}")
         return seq
 
-    def _render(self, seq: int, clocks: reads.Clocks, spec: JobSpec | None = None) -> wire.JobView:
+    def _render(self, seq: int, clocks: reads.Clocks) -> wire.JobView:
         try:
-            return reads.job_view(self._applier.view, seq, clocks, spec)
+            return reads.job_view(self._applier.view, seq, clocks)
         except reads.Gone as error:
             raise Refused("not_found", "the job's record is gone: its retention is over or it was deleted") from error
-
-
-def _stored_spec(command: SubmitJob, submitted: Submitted) -> JobSpec | None:
-    """The job's spec as it is stored, where that is known without a look; None where it is not."""
-    return command.spec if submitted.created and command.spec.ttl_ms is None else None
 
 
 def _nothing() -> None:

@@ -40,7 +40,7 @@ from horae_node.core.commands import (
     SubmitJob,
 )
 from horae_node.core.model import Ending, MemberRecord, Run, Standing, State, Versions
-from horae_node.core.results import EntryOutcome, Outcome
+from horae_node.core.results import BatchSubmitted, EntryOutcome, Outcome, Submitted
 
 RULE = "----"
 SPEC_TEXTS = {"task", "queue", "unique_key", "concurrency_key", "schedule_id"}
@@ -149,8 +149,18 @@ _COMMANDS: dict[str, Callable[[str, Options], Command]] = {
 
 
 def _outcome(outcome: Outcome) -> str:
+    if isinstance(outcome, Submitted):
+        return f"Submitted {_submitted(outcome)}"
+    if isinstance(outcome, BatchSubmitted):
+        jobs = [f"Submitted({_submitted(job).replace(' ', ', ')})" for job in outcome.jobs]
+        return f"BatchSubmitted jobs=({', '.join(jobs)}{',' if len(jobs) == 1 else ''})"
     fields = " ".join(f"{name}={value!r}" for name, value in zip(outcome._fields, outcome, strict=True))
     return f"{type(outcome).__name__} {fields}"
+
+
+def _submitted(outcome: Submitted) -> str:
+    """What was made shows among the effects."""
+    return f"seq={outcome.seq} created={outcome.created}"
 
 
 def _effects(world: World, before: dict[str, tuple[Run, int]], entry: EntryOutcome) -> list[str]:

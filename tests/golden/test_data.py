@@ -74,6 +74,10 @@ def command_of_another_shape(path: Path) -> None:
     append(path, msgpack.packb((1, 1, 0, 0, [(9, "job-1", "one field more")])))
 
 
+def raise_to_version_2(path: Path) -> None:
+    append(path, msgpack.packb((1, 1, 0, 0, [(15, 2)])))
+
+
 def append(path: Path, entry: bytes) -> None:
     log = open_log(path)
     last = log.load().entries[-1].log_index
@@ -93,7 +97,8 @@ def state_of_version_2(path: Path) -> None:
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    "newer", [entry_of_version_2, entry_with_a_new_command, command_of_another_shape, state_of_version_2]
+    "newer",
+    [entry_of_version_2, entry_with_a_new_command, command_of_another_shape, raise_to_version_2, state_of_version_2],
 )
 def test_what_a_newer_build_wrote_stops_the_node_in_one_line(tmp_path: Path, newer: object) -> None:
     node = make_nodes(tmp_path, [NODE])[0]

@@ -16,6 +16,7 @@ from horae import wire
 from horae_node.applier import Applier
 from horae_node.backup import Backups
 from horae_node.clock import ManualClock
+from horae_node.core.model import KNOWN_VERSIONS, Versions
 from horae_node.leader.session import LeaderSession
 from horae_node.metrics import Metrics
 from horae_node.proposer import Proposer
@@ -27,11 +28,11 @@ from horae_storage.memory import MemoryStore
 class OneNode:
     """Leads from `open` on; `clock` moves when told to."""
 
-    def __init__(self, *, advance_limit: int = 100) -> None:
+    def __init__(self, *, advance_limit: int = 100, known: Versions = KNOWN_VERSIONS) -> None:
         self.clock = ManualClock()
         self.store = MemoryStore()
         self.applier = Applier(
-            self.store, cluster="test", clock=self.clock, commit_interval_ms=1000, commit_commands=10_000
+            self.store, cluster="test", clock=self.clock, commit_interval_ms=1000, commit_commands=10_000, known=known
         )
         self.raft = FakeRaft(self.applier)
         metrics = Metrics(lambda: iter(()))

@@ -18,6 +18,7 @@ from tests.sim.network import Network, SimTransport
 from tests.sim.world import MILLISECOND, SECOND, Clock, Handle, Process, World
 
 from horae_node.config import Address, NodeConfig
+from horae_node.core.model import KNOWN_VERSIONS
 from horae_node.core.results import EntryOutcome
 from horae_node.raft.port import Member
 from horae_node.raft.transport import TransportPort
@@ -109,7 +110,7 @@ class Life:
         self.process.on_error = self._on_error
         self.process.loop.executor_us = lambda: machine.disk.latency_us() + MILLISECOND
         self.host = SimHost(machine, self.process)
-        self.node = WatchedNode(machine.config, clock=machine.clock, host=self.host)
+        self.node = WatchedNode(machine.config, clock=machine.clock, host=self.host, known=machine.known)
         self.node.machine, self.node.life = machine, self
         self.number = number
         self.started = False
@@ -161,6 +162,8 @@ class Machine:
         self.clock = Clock(world, rate)
         self.disk = Disk(world, random.Random(rng.getrandbits(64)))
         self.config = _config(member, members, knobs, directory)
+        self.known = KNOWN_VERSIONS
+        """The machine versions of the build that its next life runs."""
         self.life: Life | None = None
         self.lives = 0
         self.gone = False

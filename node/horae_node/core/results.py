@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from horae_node.core.changes import JobSubmitted
 
 
 class Rejected(NamedTuple):
@@ -21,8 +24,14 @@ class Done(NamedTuple):
 
 
 class Submitted(NamedTuple):
+    """The job that a submit stands for: `new` as it was made; None for one that was there already."""
+
     seq: int
-    created: bool  # False: the same id with the same content, or the unique key's holder
+    new: JobSubmitted | None  # None: the same id with the same content, or the unique key's holder
+
+    @property
+    def created(self) -> bool:
+        return self.new is not None
 
 
 class BatchSubmitted(NamedTuple):

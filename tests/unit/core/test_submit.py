@@ -14,7 +14,12 @@ from horae_storage.kv import MAX_KEY_BYTES
 
 def test_numbers_rise_in_submit_order():
     world = World()
-    assert [world.do(submit(name)) for name in ("a", "b", "c")] == [Submitted(seq, True) for seq in (1, 2, 3)]
+    outcomes = [world.do(submit(name)) for name in ("a", "b", "c")]
+    assert [(one.seq, one.new.spec.id, one.new.run) for one in outcomes] == [
+        (1, "a", world.run("a")),
+        (2, "b", world.run("b")),
+        (3, "c", world.run("c")),
+    ]
     assert views.meta(world.txn).job_seq == 3
 
 
@@ -39,7 +44,7 @@ def test_same_id_with_equal_content_is_the_same_job_even_when_finished():
     world.do(submit("a", hash=HASH))
     world.claim("w")
     world.do(CompleteJob("a", world.index, None))
-    assert world.do(submit("a", hash=HASH)) == Submitted(1, False)
+    assert world.do(submit("a", hash=HASH)) == Submitted(1, None)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +93,7 @@ def test_a_batch_sees_its_own_jobs():
     jobs = (submit("a", hash=HASH), submit("a", hash=HASH), submit("b", unique_key="u"), submit("c", unique_key="u"))
     outcome = world.do(SubmitBatch(jobs))
     assert isinstance(outcome, BatchSubmitted)
-    assert [tuple(job) for job in outcome.jobs] == [(1, True), (1, False), (2, True), (2, False)]
+    assert [(job.seq, job.created) for job in outcome.jobs] == [(1, True), (1, False), (2, True), (2, False)]
     assert not world.has("c")
 
 

@@ -26,7 +26,7 @@ def decide_submit(ctx: Context, command: SubmitJob) -> Decision:
     decided = _new(ctx, command, ctx.job_seq + 1)
     if isinstance(decided, Rejected):
         return decided, ()
-    return Submitted(decided[0], True), (decided,)
+    return Submitted(decided[0], decided), (decided,)
 
 
 def decide_submit_batch(ctx: Context, command: SubmitBatch) -> Decision:
@@ -43,7 +43,7 @@ def decide_submit_batch(ctx: Context, command: SubmitBatch) -> Decision:
             else:
                 changes.append(decided)
                 batch.add(submit, decided.seq)
-                outcomes.append(Submitted(decided.seq, True))
+                outcomes.append(Submitted(decided.seq, decided))
                 continue
         if isinstance(known, Rejected):
             return Rejected(known.code, known.detail, position), ()
@@ -66,7 +66,7 @@ class _Batch:
         if spec.unique_key is not None:
             holder = self._unique.get((spec.queue, spec.unique_key))
             if holder is not None:
-                return Submitted(holder, False)
+                return Submitted(holder, None)
         return None
 
     def add(self, command: SubmitJob, seq: int) -> None:
@@ -86,13 +86,13 @@ def _known(ctx: Context, command: SubmitJob) -> Submitted | Rejected | None:
     if spec.unique_key is not None:
         holder = ctx.get(unique_index_key(spec.queue, spec.unique_key))
         if holder is not None:
-            return Submitted(holder[0], False)
+            return Submitted(holder[0], None)
     return None
 
 
 def _same_id(seq: int, first_hash: bytes, content_hash: bytes) -> Submitted | Rejected:
     if first_hash and first_hash == content_hash:
-        return Submitted(seq, False)
+        return Submitted(seq, None)
     return OTHER_CONTENT
 
 

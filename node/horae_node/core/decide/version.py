@@ -1,6 +1,6 @@
 """Which rules hold: the machine's version, raised when all members know the next one, and never lowered.
 
-That all know it is the leader's to find out. Here is what no leader may be trusted with: that it
+That all know it is the leader's to find out (`leader/upgrade.py`). Here is what no leader may be trusted with: that it
 does not go back, and that a build which does not know the version goes no further.
 """
 

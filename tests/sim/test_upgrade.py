@@ -1,0 +1,101 @@
+"""A cluster that is upgraded node by node, under load: its machine's version rises when the last one can follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.sim.machine import Machine
+from tests.sim.test_scenarios import Stage
+from tests.sim.world import SECOND
+
+from horae_node.core.model import KNOWN_VERSIONS, Versions
+from horae_node.errors import Outdated
+
+NEWER = Versions(KNOWN_VERSIONS.oldest, KNOWN_VERSIONS.newest + 1)
+"""Of the build that follows today's: there is no such one yet, and nothing but its number."""
+
+SEEDS = range(3)
+
+
+@pytest.fixture(params=SEEDS)
+def stage(request: pytest.FixtureRequest, tmp_path: Path) -> Stage:
+    return Stage(request.param, tmp_path)
+
+
+def upgrade(stage: Stage, machine: Machine, known: Versions = NEWER) -> None:
+    """Another build takes over on this machine: its process ends, and begins anew from the disk."""
+    machine.known = known
+    machine.crash(power=False)
+    stage.run(SECOND)
+    machine.start()
+    stage.run(5 * SECOND)
+
+
+def versions(stage: Stage) -> set[int]:
+    """What the machine is, on every node."""
+    return {machine.life.node.applier.meta().machine_version for machine in stage.cluster.order if machine.life}
+
+
+def test_it_rises_when_the_last_one_is_upgraded_and_not_before(stage: Stage) -> None:
+    *first, last = stage.cluster.order
+    for machine in first:
+        upgrade(stage, machine)
+    stage.run(30 * SECOND)
+    assert versions(stage) == {KNOWN_VERSIONS.newest}
+    upgrade(stage, last)
+    stage.run(5 * SECOND)
+    assert versions(stage) == {NEWER.newest}
+    applied = stage.cluster.judge.max_applied
+    stage.run(20 * SECOND)
+    assert stage.cluster.judge.max_applied > applied
+
+
+def test_a_member_that_is_away_holds_it_up(stage: Stage) -> None:
+    *others, away = stage.cluster.order
+    for machine in others:
+        upgrade(stage, machine)
+    away.crash(power=True)
+    away.known = NEWER
+    stage.run(30 * SECOND)
+    assert {machine.life.node.applier.meta().machine_version for machine in others if machine.life} == {1}
+    away.start()
+    stage.run(10 * SECOND)
+    assert versions(stage) == {NEWER.newest}
+
+
+def test_a_leader_that_dies_with_the_raise_under_way_leaves_it_to_the_next(stage: Stage) -> None:
+    *first, last = stage.cluster.order
+    for machine in first:
+        upgrade(stage, machine)
+    last.known = NEWER
+    last.crash(power=False)
+    stage.run(SECOND)
+    last.start()
+    stage.run(SECOND)
+    stage.leader.crash(power=True)
+    stage.run(10 * SECOND)
+    for machine in stage.cluster.order:
+        machine.start()
+    stage.run(20 * SECOND)
+    assert versions(stage) == {NEWER.newest}
+
+
+def test_who_comes_back_with_an_older_build_ends_and_disturbs_nobody(stage: Stage) -> None:
+    for machine in stage.cluster.order:
+        upgrade(stage, machine)
+    stage.run(10 * SECOND)
+    assert versions(stage) == {NEWER.newest}
+    old = stage.followers[0]
+    ended: list[BaseException] = []
+    old.on_broken = lambda life, error: ended.append(error)
+    upgrade(stage, old, KNOWN_VERSIONS)
+    assert ended
+    assert {type(error) for error in ended} == {Outdated}
+    assert all("upgrade this node" in str(error) for error in ended)
+    applied = stage.cluster.judge.max_applied
+    stage.run(10 * SECOND)
+    assert stage.cluster.judge.max_applied > applied
+    upgrade(stage, old)
+    stage.run(10 * SECOND)
+    assert versions(stage) == {NEWER.newest}
