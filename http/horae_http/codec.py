@@ -35,6 +35,8 @@ _NEGOTIATED_MAX = 256
 WHOLE_BYTES_MAX: Final = 64 * 1024
 """A body that is read in one go, and how much of a larger one is read before others have their turn: some 10 ms."""
 _COLLECTED_BYTES_MAX: Final = 16 * 1024
+_SMALL_BYTES: Final = 1024
+"""A text too short to hold anything that must be looked at with care."""
 RAW_TIMES_MAX: Final = 4
 """A value is looked at only if its text is at most so many times what is allowed: escapes make it three times as long,
 white space more. Whoever sends a larger one has it refused unread."""
@@ -402,4 +404,17 @@ def settle(request: Any, field: str, packed: bool, bytes_max: int, prefix: str =
     value = getattr(request, field)
     if value is wire.NULL or isinstance(value, UnsetType):
         return
-    setattr(request, field, opaque(value, packed, bytes_max, f"{prefix}/{field}"))
+    text = None if packed else _small_text(value, bytes_max)
+    setattr(request, field, opaque(value, packed, bytes_max, f"{prefix}/{field}") if text is None else Raw(text))
+
+
+def _small_text(value: Raw, bytes_max: int) -> bytes | None:
+    """What `opaque` makes of a small and harmless JSON text, in half its time; None for what it must look at."""
+    if len(value) > _SMALL_BYTES:
+        return None
+    try:
+        text = _text_of_json(value, bytes_max)
+    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError):
+        return None
+    brackets = text.count(b"[") + text.count(b"{")
+    return text if len(text) <= bytes_max and brackets <= wire.JSON_DEPTH_MAX else None

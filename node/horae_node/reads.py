@@ -86,12 +86,24 @@ class Clocks:
 
 
 @lru_cache(maxsize=1024)
-def _shell(task: str, queue: str, *terms: Any) -> wire.JobView:
+def _shell(terms: tuple[Any, ...]) -> wire.JobView:
     """What the jobs submitted with the same terms have in common, as they are before their first attempt.
 
     To be copied, never changed: the copies share its containers.
     """
-    (priority, max_attempts, *retry, lease_ms, timeout_ms, max_lost, concurrency_key, tags, retention_ms) = terms
+    (
+        task,
+        queue,
+        priority,
+        max_attempts,
+        *retry,
+        lease_ms,
+        timeout_ms,
+        max_lost,
+        concurrency_key,
+        tags,
+        retention_ms,
+    ) = terms
     return wire.JobView(
         id="",
         execution_id="",
@@ -133,7 +145,7 @@ def _shell(task: str, queue: str, *terms: Any) -> wire.JobView:
 
 def new_job_view(spec: JobSpec, run: Run) -> wire.JobView:
     """A job without an attempt. Made from a copy: most of it, other jobs of the same submitter have as well."""
-    job = copy(_shell(*spec[1:3], *spec[4:13], *spec[16:19]))
+    job = copy(_shell(spec[1:3] + spec[4:13] + spec[16:19]))
     job.id = job.execution_id = spec.id
     job.payload = Raw(spec.payload)
     job.state = _STATE_NAMES[run.state]
