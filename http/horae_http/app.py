@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.helpers import rfc822_formatted_time
 
 from horae.wire import Empty, Problem
-from horae_http import admin, codec, errors, jobs, openapi, workers
+from horae_http import admin, codec, errors, jobs, members, openapi, workers
 from horae_http.answer import PROBLEM, Answer
 from horae_http.auth import EVERYBODY, Holder, Tokens
 from horae_http.bodies import Bodies, receive, require_body
@@ -62,7 +62,7 @@ class App:
         self._service = service
         self._tokens = tokens
         self._on_fatal = on_fatal
-        tables = (*jobs.ROUTES, *workers.ROUTES)
+        tables = (*jobs.ROUTES, *workers.ROUTES, *members.ROUTES)
         self.routes: tuple[Route, ...] = (*tables, *admin.routes(metrics_text, self._document))
         self._router = Router(self.routes)
         self._forwarder = Forwarder(service, self._run)
@@ -156,6 +156,8 @@ class App:
                 holder = self._tokens.require(headers.get("Authorization"), route.role)
             if self.stopping:
                 raise Failure("shutting_down", "this node is going down: nothing was done, ask another one")
+            if self._service.removed:
+                raise Failure("removed", "this node was removed from the cluster: ask another one")
         query = read_query(query_text, route.query) if query_text else self._no_query[route.query]
         if not request.body_exists:
             return await self._serve_body(request, route, item, query, holder, b"")

@@ -38,6 +38,7 @@ KINDS: Final[dict[str, Kind]] = {
     "internal": Kind(500, "Internal error"),
     "no_leader": Kind(503, "No leader"),
     "shutting_down": Kind(503, "This node is shutting down"),
+    "removed": Kind(503, "This node was removed from the cluster"),
     "outcome_unknown": Kind(504, "The outcome is not known"),
     "storage_full": Kind(507, "The disk is full"),
 }

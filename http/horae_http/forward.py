@@ -131,7 +131,7 @@ class Forwarder:
     async def _send(self, url: str, passed: _Passed, claim: Claim | None) -> Answer:
         on_left = None if claim is None else claim.on_left
         reply = await self._lines.ask(url, self._request_bytes(url, passed), ANSWER_S, on_left)
-        if reply.status == 503 and _code_of(reply.body) in ("no_leader", "shutting_down"):
+        if reply.status == 503 and _code_of(reply.body) in ("no_leader", "shutting_down", "removed"):
             raise NotSent("the node that led leads no more")
         answer = Answer(reply.status, reply.content_type, reply.body, reply.header_lines)
         if claim is not None:

@@ -19,6 +19,7 @@ import uvloop
 
 from horae_http.app import build_app
 from horae_http.auth import Tokens
+from horae_http.join import ask_in, learn_members
 from horae_http.server import start_server
 from horae_node import logs
 from horae_node.clock import SystemClock
@@ -56,15 +57,37 @@ def run_node(config: NodeConfig) -> int:
 async def _run(config: NodeConfig) -> None:
     """From start to orderly stop. A fatal error does not come back from here: the process ends at once."""
     stop = _stop_on_signals()
+    if config.join:
+        await learn_members(config, _token())
     node = Node(config, clock=SystemClock())
     await node.start()
     fatal = asyncio.create_task(_end_on_fatal(node))
+    joining = asyncio.create_task(_join(config, node)) if config.join and node.standing != "voter" else None
     try:
         await _serve(config, node, stop)
     finally:
+        if joining is not None:
+            joining.cancel()
         await node.stop()
         fatal.cancel()
     log.event("process_ends", reason="told to stop")
+
+
+async def _join(config: NodeConfig, node: Node) -> None:
+    """Ask the cluster in; a refusal ends the process, one who was removed asks no more."""
+    asking = asyncio.create_task(ask_in(config, _token()))
+    removed = asyncio.create_task(node.wait_removed())
+    try:
+        await asyncio.wait((asking, removed), return_when=asyncio.FIRST_COMPLETED)
+        if asking.done() and (refused := asking.exception()) is not None:
+            _end(refused)
+    finally:
+        asking.cancel()
+        removed.cancel()
+
+
+def _token() -> str | None:
+    return os.environ.get("HORAE_TOKEN") or None
 
 
 async def _serve(config: NodeConfig, node: Node, stop: asyncio.Event) -> None:
@@ -73,7 +96,7 @@ async def _serve(config: NodeConfig, node: Node, stop: asyncio.Event) -> None:
     server = await start_server(app, config.http_listen.host, config.http_listen.port)
     _calm_collector()
     log.event("serving", http=config.http_listen, url=config.http_advertise, raft=config.raft_listen)
-    if len(config.members) > 1 and not is_loopback(config.raft_listen.host):
+    if (len(config.members) > 1 or config.join) and not is_loopback(config.raft_listen.host):
         log.warning("raft_links_in_the_clear", raft=config.raft_listen)
     await stop.wait()
     async with asyncio.TaskGroup() as ending:
@@ -102,7 +125,7 @@ async def _end_on_fatal(node: Node) -> None:
 
 def _end(error: BaseException) -> NoReturn:
     """End the process at once: nothing that the node holds can be trusted to answer well, nor to be cleaned up."""
-    if isinstance(error, Outdated):
+    if isinstance(error, (Outdated, ConfigError)):
         print(f"horae: {error}", file=sys.stderr, flush=True)
         os._exit(EXIT_REFUSED)
     log.error("fatal", exc=error, reason=str(error))

@@ -97,7 +97,7 @@ async def read_body(route: Route, raw: bytes, packed: bool) -> Any:
 
 
 class Router:
-    """Finds routes. Paths have their item, if any, as third part: `/v1/jobs/{id}/cancel`."""
+    """Finds routes. Paths have their item, if any, as third part, `/v1/jobs/{id}/cancel`, or fourth."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._fixed: dict[str, dict[str, Route]] = {}
@@ -119,11 +119,11 @@ class Router:
             return fixed[method], ""
         parts = path.split("/", 5)
         items = None
-        if len(parts) > 3 and parts[3]:
-            item, parts[3] = parts[3], ""
-            items = self._items.get("/".join(parts))
-            if items is not None and method in items:
-                return items[method], decode_item(item)
+        for at in (3, 4):
+            if items is None and len(parts) > at and parts[at]:
+                items = self._items.get("/".join([*parts[:at], "", *parts[at + 1 :]]))
+                if items is not None and method in items:
+                    return items[method], decode_item(parts[at])
         if fixed is None and items is None:
             raise Failure("not_found", f"there is nothing at {path[:200]!r}: see /openapi.json")
         allowed = ", ".join(sorted({*(fixed or {}), *(items or {})}))

@@ -6,6 +6,7 @@ Moments are `int` milliseconds since the Unix epoch, UTC (`*_ms`); spans are mea
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Protocol
 
 
@@ -89,6 +90,11 @@ class ClusterClock:
         carried = self._carried(seen_ms)
         if carried is None or carried < now_ms:
             self._told = (now_ms, seen_ms)
+
+    def resize(self, voters: Collection[str]) -> None:
+        """The members are these now: others' clocks count no more, and as many may lie as of so many can."""
+        self._liars_max = (len(voters) - 1) // 2
+        self._offsets = {node_id: kept for node_id, kept in self._offsets.items() if node_id in voters}
 
     def observe(self, node_id: str, wall_ms: int) -> None:
         """Take in a member's wall clock as it stood when its answer arrived."""

@@ -56,7 +56,8 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """A checked configuration. `members` holds every voter, this node included, sorted by id."""
+    """A checked configuration. `members` holds every voter, this node included, sorted by id; with `join` this node
+    alone: the others are those of the cluster that it joins."""
 
     node_id: str
     data_dir: Path
@@ -77,6 +78,8 @@ class NodeConfig:
     stop_grace_ms: int
     tokens: tuple[TokenRule, ...]
     log_level: str
+    join: tuple[str, ...] = ()
+    """URLs of nodes of the cluster to become a member of."""
 
     @property
     def own(self) -> Member:
@@ -154,7 +157,8 @@ def _is_wildcard(host: str) -> bool:
         return False
 
 
-def _name(given: Any) -> str:
+def parse_name(given: Any) -> str:
+    """The id of a node, or a cluster's name. Raises: ValueError with the fix."""
     if not isinstance(given, str) or not _NAME.fullmatch(given):
         raise ValueError(
             f"must be a name of 1 to 63 letters, digits, dots, dashes or underscores, such as n1, not {given!r}"
@@ -194,7 +198,7 @@ def _members(given: Any) -> dict[str, dict[str, str]]:
             'must be a table such as members.n1 = { raft = "10.0.0.1:7071", http = "http://10.0.0.1:7070" }'
         )
     for node_id, entry in given.items():
-        _name(node_id)
+        parse_name(node_id)
         if not isinstance(entry, dict):
             raise ValueError(f'{node_id} must be a table such as {{ raft = "10.0.0.1:7071", http = "http://…" }}')
         for key in entry:
@@ -214,6 +218,15 @@ def _members_of_text(text: str) -> dict[str, dict[str, str]]:
         raft, _, url = rest.partition("@")
         table[node_id] = {"raft": raft} | ({"http": url} if url else {})
     return table
+
+
+def _urls(given: Any) -> tuple[str, ...]:
+    """The list of the file, or its text form with commas."""
+    if isinstance(given, str):
+        given = [url.strip() for url in given.split(",") if url.strip()]
+    if not isinstance(given, list):
+        raise ValueError('must be a list of URLs such as ["http://10.0.0.1:7070"]')
+    return tuple(parse_url(url) for url in given)
 
 
 def _tokens(given: Any) -> tuple[TokenRule, ...]:
@@ -257,17 +270,23 @@ def _whole(name: str, default: int, least: int, most: int, reason: str) -> Key:
 
 
 KEYS: Final[tuple[Key, ...]] = (
-    Key("node_id", _name, "name", None, "a name, not an address: the node may come back elsewhere under it", True),
+    Key("node_id", parse_name, "name", None, "a name, not an address: the node may come back elsewhere under it", True),
     Key("data_dir", _path, "directory", None, "where acknowledged work lives is the operator's to decide", True),
     Key(
         "members",
         _members,
         "table of id = { raft = host:port, http = URL }; as text id=host:port@URL,…",
         None,
-        "every voter, this node too: a node that knew no others would acknowledge without them",
-        True,
+        "every voter, this node too: a node that knew no others would acknowledge without them; required without join",
     ),
-    Key("cluster", _name, "name", "horae", "nodes of another name are refused; one cluster needs no other"),
+    Key(
+        "join",
+        _urls,
+        "list of URLs; as text URL,…",
+        [],
+        "nodes of a running cluster, which takes this one in; an admin's token in HORAE_TOKEN where it has tokens",
+    ),
+    Key("cluster", parse_name, "name", "horae", "nodes of another name are refused; one cluster needs no other"),
     Key("http_listen", parse_address, "host:port", "127.0.0.1:7070", "loopback: open to others only with tokens"),
     Key("http_advertise", parse_url, "URL", None, "own http URL of members, else http:// and http_listen"),
     Key("raft_listen", parse_address, "host:port", None, "own raft address of members"),
@@ -383,7 +402,11 @@ def _parse(key: Key, given: Any, where: str) -> Any:
 
 def _build(values: dict[str, Any]) -> NodeConfig:
     node_id: str = values["node_id"]
-    table: dict[str, dict[str, str]] = values.pop("members")
+    table: dict[str, dict[str, str]] | None = values.pop("members")
+    if values["join"]:
+        table = _only_own(node_id, table, values["raft_listen"])
+    elif table is None:
+        raise ConfigError("members is missing: set it in the file, as HORAE_MEMBERS or as --members, or give join")
     if node_id not in table:
         raise ConfigError(
             f"members has no entry for this node, {node_id}: add it, or mend node_id (has {', '.join(table)})"
@@ -398,6 +421,24 @@ def _build(values: dict[str, Any]) -> NodeConfig:
     config = NodeConfig(members=members, **values)
     _require_sense(config)
     return config
+
+
+def _only_own(
+    node_id: str, table: dict[str, dict[str, str]] | None, listen: Address | None
+) -> dict[str, dict[str, str]]:
+    """The one entry of a node that joins: its own, as it stands in members, or as it listens."""
+    if table is not None:
+        if set(table) != {node_id}:
+            raise ConfigError(
+                f"members of a node that joins may name itself, {node_id}, only: the cluster has the others"
+            )
+        return table
+    if listen is None or _is_wildcard(listen.host):
+        raise ConfigError(
+            "raft_listen must be the address at which the other nodes reach this one, or members must name it: "
+            f'members.{node_id} = {{ raft = "host:port" }}'
+        )
+    return {node_id: {"raft": str(listen)}}
 
 
 def _advertised(given: str | None, own_http: str | None, listen: Address) -> str:

@@ -1,7 +1,8 @@
-"""The four ways a call can go: a refusal is a value (`core.results.Rejected`); the other three are here.
+"""The ways a call can go: the machine's refusal is a value (`core.results.Rejected`); what is raised is here.
 
-`NotApplied`: surely nothing happened, the caller may try again as it likes. `OutcomeUnknown`: it may or may not take
-effect; repeat with the same key only. `Fatal`: an invariant broke, the process ends (never caught but at the root).
+`Refused`: the rules said no, to the caller of the service. `NotApplied`: surely nothing happened, the caller may try
+again as it likes. `OutcomeUnknown`: it may or may not take effect; repeat with the same key only. `Fatal`: an invariant
+broke, the process ends (never caught but at the root).
 """
 
 from __future__ import annotations
@@ -19,6 +20,19 @@ class NotApplied(Exception):
 
 class OutcomeUnknown(Exception):
     """Unknown: the command was handed on and may still take effect. Retry with the same id, claim id or token."""
+
+
+class Refused(Exception):
+    """The rules refused the call; nothing changed. `code`: not_found | conflict | lease_lost | invalid | too_large.
+
+    `pointer` names the offending field (`/run_at`), `""` when none does.
+    """
+
+    def __init__(self, code: str, detail: str, pointer: str = "") -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail
+        self.pointer = pointer
 
 
 class Fatal(Exception):

@@ -15,7 +15,9 @@ from typing import Protocol
 
 from horae_node.clock import Clock
 from horae_node.config import NodeConfig
+from horae_node.raft.port import Roster
 from horae_node.raft.transport import TcpTransport, TransportPort
+from horae_node.voters import read_members, write_members
 from horae_storage.directory import Directory, open_directory
 from horae_storage.file_sync import Watch
 from horae_storage.kv import Store
@@ -55,6 +57,14 @@ class Host(Protocol):
 
     @property
     def snapshot_dir(self) -> Path: ...
+
+    def known_members(self) -> Roster | None:
+        """Who the members were when this was last written down; None: as configured."""
+        ...
+
+    def remember_members(self, book: Roster) -> None:
+        """Write down, synced, who the members are. Blocks: off the loop."""
+        ...
 
     def free_bytes(self) -> int:
         """Room left on the disk of the data directory."""
@@ -106,6 +116,12 @@ class SystemHost:
 
     def dice(self) -> random.Random:
         return random.Random()
+
+    def known_members(self) -> Roster | None:
+        return read_members(self._config.data_dir)
+
+    def remember_members(self, book: Roster) -> None:
+        write_members(self._config.data_dir, book)
 
     @property
     def snapshot_dir(self) -> Path:

@@ -28,10 +28,11 @@ from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.host import Host, SystemHost
 from horae_node.leader.session import LeaderSession
 from horae_node.leader.upgrade import Upgrade
+from horae_node.membership import Membership
 from horae_node.metrics import Metrics
 from horae_node.proposer import Proposer
 from horae_node.raft.local import LocalRaft
-from horae_node.raft.port import LogLimits, Raft, Timing
+from horae_node.raft.port import LogLimits, Member, Raft, Roster, Timing
 from horae_node.raft.pysyncobj_adapter import PySyncObjRaft
 from horae_node.service import Finishes, Service
 
@@ -43,7 +44,7 @@ ROOM_BYTES_MIN = 64 << 20
 """Free disk below which new work is turned away, so that what is in hand can still be finished and logged."""
 
 RETIRE_MS = 500
-"""How long an orderly stop waits for the entries under way: many rounds, and less than an election."""
+"""How long an orderly stop, or a hand-over, waits for the entries under way: many rounds, and less than an election."""
 
 REOPEN_MS = 100
 """Pause before a leader whose epoch could not be opened tries again."""
@@ -70,6 +71,9 @@ class Node:
         self._opening: asyncio.Task[None] | None = None
         self._stopping = False
         self._retiring = False
+        self._handing_over = False
+        self._remembering: asyncio.Task[None] | None = None
+        self._removed: asyncio.Event = asyncio.Event()
 
     # ------------------------------------------------------------------ life
 
@@ -80,6 +84,8 @@ class Node:
         asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
         self._host.open()
         self._opened = True
+        self._book = self._host.known_members() or Roster(0, config.members)
+        """The newest members known: where everybody is reached."""
         self._applier = Applier(
             self._host.store(),
             cluster=config.cluster,
@@ -111,9 +117,16 @@ class Node:
             clock=clock,
         )
         self._finishes = Finishes()
+        self._membership = Membership(
+            node_id=config.node_id,
+            raft=self._raft,
+            proposer=self._proposer,
+            session=self._session,
+            hand_over=self._hand_over,
+        )
         self._service = Service(
             node_id=config.node_id,
-            members=config.members,
+            members=(config.own, *self._book.members),
             raft=self._raft,
             applier=self._applier,
             proposer=self._proposer,
@@ -122,27 +135,35 @@ class Node:
             metrics=self._metrics,
             cluster_view=self._cluster_view,
             backups=Backups(self._applier, self._raft, self._host.snapshot_dir),
+            membership=self._membership,
         )
-        self._applier.on_entry(self._on_entry)
-        self._applier.on_install(self._finishes.release_all)
-        self._raft.on_role(self._on_role)
-        self._raft.on_fatal(self._on_fatal)
-        self._raft.on_peer_clock(self._session.cluster_clock.observe)
+        self._listen()
         await self._raft.start()
         self._host.mark_initialised()
         self._spawn(self._keep_house())
         self._on_role()
         log.event("node_started", applied_index=self._applier.applied_index, term=self._raft.term)
 
+    def _listen(self) -> None:
+        self._applier.on_entry(self._on_entry)
+        self._applier.on_install(self._finishes.release_all)
+        self._raft.on_role(self._on_role)
+        self._raft.on_fatal(self._on_fatal)
+        self._raft.on_peer_clock(self._session.cluster_clock.observe)
+        self._raft.on_roster(self._on_roster)
+        self._raft.on_removed(self._on_removed)
+
     def _build_raft(self) -> Raft:
         config, host = self._config, self._host
         limits = LogLimits(tail_bytes=config.log_keep_bytes, tail_entries=config.log_keep_entries)
         raft_log = host.raft_log()
-        if len(config.members) == 1:
-            return LocalRaft(config.node_id, raft_log, self._applier, limits=limits)
+        book = self._book
+        alone = len(book.members) == 1 and not book.at_index and self._applier.roster is None
+        if alone:
+            return LocalRaft(config.node_id, raft_log, self._applier, members=book.voters, limits=limits)
         return PySyncObjRaft(
             own_id=config.node_id,
-            members=config.members,
+            book=book,
             cluster=config.cluster,
             log=raft_log,
             machine=self._applier,
@@ -167,7 +188,24 @@ class Node:
             async with asyncio.timeout(RETIRE_MS / 1000):
                 await self._proposer.wait_idle()
         self._session.close()
+        if self._raft.is_leader:
+            await self._membership.hand_over_to_any()
         self._raft.retire()
+
+    async def _hand_over(self, node_id: str) -> bool:
+        """Stop commanding, wait for what is under way, and let that node lead; else this one leads on."""
+        self._handing_over = True
+        try:
+            if self._opening is not None:
+                self._opening.cancel()
+            self._session.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETIRE_MS / 1000):
+                    await self._proposer.wait_idle()
+            return await self._raft.hand_over(node_id)
+        finally:
+            self._handing_over = False
+            self._on_role()
 
     async def stop(self) -> None:
         """Stop leading and taking part, make everything durable, free the directory. A second call does nothing."""
@@ -188,6 +226,15 @@ class Node:
         """Wait until the node must end; why."""
         return await asyncio.shield(self._fatal)
 
+    async def wait_removed(self) -> None:
+        """Wait until this node is told that it is a member no more."""
+        await self._removed.wait()
+
+    @property
+    def standing(self) -> str | None:
+        """What this node is by its own state: `voter`, `learner`, `removed`; None while that names others only."""
+        return self._raft.roster.standing(self._config.node_id)
+
     @property
     def service(self) -> Service:
         return self._service
@@ -202,15 +249,45 @@ class Node:
         self._session.on_entry(outcome)
 
     def _on_session(self) -> None:
+        self._membership.on_leadership()
         self._service.on_leadership()
+
+    def _on_roster(self, book: Roster) -> None:
+        """Members changed here, or are known to have changed elsewhere."""
+        self._book = book
+        self._service.set_members(book.members)
+        self._session.cluster_clock.resize([member.node_id for member in self._raft.roster.voters])
+        self._membership.on_roster()
+        self._service.on_leadership()
+        if self._remembering is None:
+            self._remembering = self._spawn(self._remember())
+
+    async def _remember(self) -> None:
+        """Write down who the members are: a restart must find them before it has read its state."""
+        written: Roster | None = None
+        try:
+            while self._book is not written:
+                written = self._book
+                await asyncio.to_thread(self._host.remember_members, written)
+        finally:
+            self._remembering = None
+
+    def _on_removed(self) -> None:
+        self._service.removed = True
+        self._session.close()
+        self._removed.set()
 
     def _on_role(self) -> None:
         raft = self._raft
         if not raft.is_leader:
             self._session.close()
-        elif not self._session.open and self._opening is None and not self._retiring:
+        elif not self._session.open and self._opening is None and not self._stepping_aside:
             self._opening = self._spawn(self._reign())
         self._service.on_leadership()
+
+    @property
+    def _stepping_aside(self) -> bool:
+        return self._retiring or self._handing_over or self._service.removed
 
     async def _reign(self) -> None:
         """Open the epoch, as often as it takes while this node leads."""
@@ -256,6 +333,8 @@ class Node:
             await asyncio.sleep(HOUSEKEEPING_MS / 1000)
             self._metrics.observe_stall_ms(self._clock.monotonic_ms() - before_ms - HOUSEKEEPING_MS)
             self._applier.maybe_commit()
+            if self._membership.is_promotion_due(before_ms):
+                self._spawn(self._membership.promote())
             if before_ms - room_checked_ms >= ROOM_CHECK_MS:
                 room_checked_ms = before_ms
                 self._proposer.disk_full = self._disk_full()
@@ -266,14 +345,16 @@ class Node:
         if self._applier.full or self._host.free_bytes() < ROOM_BYTES_MIN:
             return True
         status = self._raft.status()
-        full = status.disk_full + sum(peer.disk_full for peer in status.peers.values())
-        return 2 * (len(self._config.members) - full) <= len(self._config.members)
+        votes = [member.node_id for member in self._raft.roster.voters]
+        full = status.disk_full + sum(peer.disk_full for name, peer in status.peers.items() if name in votes)
+        voters = len(self._raft.roster.voters)
+        return 2 * (voters - full) <= voters
 
     # ------------------------------------------------------------------ views of the whole
 
     def _cluster_view(self) -> wire.ClusterView:
         status, meta = self._raft.status(), self._applier.meta()
-        leader = next((m for m in self._config.members if m.node_id == status.leader_id), None)
+        leader = next((m for m in self._book.members if m.node_id == status.leader_id), None)
         return wire.ClusterView(
             cluster=self._config.cluster,
             node=self._config.node_id,
@@ -292,12 +373,12 @@ class Node:
             machine_version=meta.machine_version,
             cluster_time=reads.moment_text(self._session.now_ms()),
             disk=self._disk(),
-            members=[self._member_view(member.node_id) for member in self._config.members],
+            members_index=self._raft.roster.at_index,
+            members=[self._member_view(member) for member in self._raft.roster.members],
         )
 
-    def _member_view(self, node_id: str) -> wire.MemberView:
-        status = self._raft.status()
-        member = next(m for m in self._config.members if m.node_id == node_id)
+    def _member_view(self, member: Member) -> wire.MemberView:
+        status, node_id = self._raft.status(), member.node_id
         own = node_id == self._config.node_id
         peer = status.peers.get(node_id)
         leading = status.role == "leader"
@@ -308,6 +389,7 @@ class Node:
             node=node_id,
             url=member.http_url,
             raft_address=member.raft_address,
+            standing="voter" if member in self._raft.roster.voters else "learner",
             role=status.role if own else ("leader" if node_id == status.leader_id else "follower"),
             connected=own or (peer is not None and peer.connected),
             match_index=match,

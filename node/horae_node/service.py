@@ -16,37 +16,27 @@ from horae import wire
 from horae_node import reads, translate
 from horae_node.applier import Applier
 from horae_node.backup import Backup, Backups
+from horae_node.config import parse_address, parse_name, parse_url
 from horae_node.core import views
 from horae_node.core.commands import CancelJob, Command, DeleteJob, RequeueJob, RunJobNow, SubmitBatch, SubmitJob
 from horae_node.core.model import FINISHED
 from horae_node.core.results import BatchSubmitted, Done, EntryOutcome, Heartbeat, Outcome, Rejected, Submitted
-from horae_node.errors import NotApplied, OutcomeUnknown
+from horae_node.errors import NotApplied, OutcomeUnknown, Refused
 from horae_node.leader.session import LeaderSession
 from horae_node.leader.waiters import Grants, Waiter
+from horae_node.membership import Membership
 from horae_node.metrics import Metrics
 from horae_node.proposer import Proposer
 from horae_node.raft.port import Member, Raft, RaftStatus
 
 __all__ = ["Delivery", "Refused", "Service"]
 
+REMOVED = "this node was removed from the cluster"
 NOT_CAUGHT_UP_ENTRIES = 1000
 """A follower further behind than this is not ready to serve local reads."""
 CLAIM_BYTES_MAX = 16 * 1024 * 1024
 """One claim's answer: the machine grants 8 MiB of payloads at most, but weighs no progress and no errors of attempts
 before, which may come to ten times that. What has no room is given straight back."""
-
-
-class Refused(Exception):
-    """The rules refused the call; nothing changed. `code`: not_found | conflict | lease_lost | invalid | too_large.
-
-    `pointer` names the offending field (`/run_at`), `""` when none does.
-    """
-
-    def __init__(self, code: str, detail: str, pointer: str = "") -> None:
-        super().__init__(f"{code}: {detail}")
-        self.code = code
-        self.detail = detail
-        self.pointer = pointer
 
 
 Failure = Refused | NotApplied | OutcomeUnknown
@@ -128,9 +118,11 @@ class Service:
         metrics: Metrics,
         cluster_view: Callable[[], wire.ClusterView],
         backups: Backups,
+        membership: Membership,
     ) -> None:
         self._node_id = node_id
-        self._urls = {member.node_id: member.http_url for member in members}
+        self._urls: dict[str, str] = {}
+        self.set_members(members)
         self._raft = raft
         self._applier = applier
         self._proposer = proposer
@@ -139,6 +131,9 @@ class Service:
         self._counter = cache(metrics.commands.labels)
         self._cluster_view = cluster_view
         self._backups = backups
+        self._membership = membership
+        self.removed = False
+        """This node is a member no more: it serves nothing."""
         self._leader_known: list[asyncio.Future[None]] = []
         self._followed: str | None = None
         """Whose word this node last took, itself included."""
@@ -149,6 +144,11 @@ class Service:
     @property
     def node_id(self) -> str:
         return self._node_id
+
+    def set_members(self, members: Sequence[Member]) -> None:
+        """Who may lead, and where it is reached; this node's own URL stays known."""
+        own = {node_id: url for node_id, url in self._urls.items() if node_id == self._node_id}
+        self._urls = own | {member.node_id: member.http_url for member in members}
 
     # ------------------------------------------------------------------ leadership
 
@@ -196,6 +196,8 @@ class Service:
 
     def ready(self) -> tuple[bool, str]:
         """Whether this node can serve (knows a leader and has caught up), and if not, why."""
+        if self.removed:
+            return False, REMOVED
         if self.leading():
             return True, "leading"
         if self.leader_url() is None:
@@ -408,6 +410,30 @@ class Service:
             await self._raft.read_barrier()
         return self._cluster_view()
 
+    async def add_member(self, request: wire.MemberRequest) -> wire.MemberStanding:
+        """A new node; `learner` when it needs longer to catch up than this call waits.
+
+        Raises: `Refused` (`conflict`), `NotApplied`, `OutcomeUnknown`.
+        """
+        standing = await self._membership.add(_member(request.node, request))
+        return wire.MemberStanding(request.node, "voter" if standing == "voter" else "learner")
+
+    async def remove_member(self, node_id: str) -> wire.MemberStanding:
+        """Raises: `Refused` (`not_found`, `conflict`), `NotApplied`, `OutcomeUnknown`."""
+        await self._membership.remove(node_id)
+        return wire.MemberStanding(node_id, "removed")
+
+    async def move_member(self, node_id: str, request: wire.MoveRequest) -> wire.MemberStanding:
+        """Raises: as `remove_member`."""
+        await self._membership.move(_member(node_id, request))
+        standing = self._raft.roster.standing(node_id)
+        return wire.MemberStanding(node_id, "learner" if standing == "learner" else "voter")
+
+    async def hand_over(self, node_id: str) -> wire.LeaderView:
+        """That node leads from now on. Raises: `Refused` (`not_found`, `conflict`): then this one leads on."""
+        await self._membership.hand_over(node_id)
+        return wire.LeaderView(node_id, self._urls.get(node_id))
+
     async def backup(self, after_index: int) -> Backup:
         """A copy of this node's state with at least the entry `after_index` in it. The caller closes it.
 
@@ -443,6 +469,22 @@ class Service:
             return reads.job_view(self._applier.view, seq, clocks)
         except reads.Gone as error:
             raise Refused("not_found", "the job's record is gone: its retention is over or it was deleted") from error
+
+
+def _member(node_id: str, request: wire.MemberRequest | wire.MoveRequest) -> Member:
+    """Checked as the configuration checks its own. Raises: `Refused("invalid")`."""
+    try:
+        parse_name(node_id)
+    except ValueError as error:
+        raise Refused("invalid", f"/node {error}", "/node") from error
+    try:
+        address = str(parse_address(request.raft_address))
+    except ValueError as error:
+        raise Refused("invalid", f"/raft_address {error}", "/raft_address") from error
+    try:
+        return Member(node_id, address, parse_url(request.http_url))
+    except ValueError as error:
+        raise Refused("invalid", f"/http_url {error}", "/http_url") from error
 
 
 def _nothing() -> None:

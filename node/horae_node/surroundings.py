@@ -8,17 +8,16 @@ Not here: the configuration alone (`config.py`). Next to read: `runtime.py`.
 from __future__ import annotations
 
 import socket
-from pathlib import Path
-from typing import Final
 
-import msgspec
-
+from horae_node import logs
 from horae_node.config import Address, NodeConfig
 from horae_node.errors import ConfigError
+from horae_node.voters import VOTERS_FILE, read_members, read_voters, write_voters
 from horae_storage.directory import open_directory
-from horae_storage.files import write_atomically
 
-VOTERS_FILE: Final = "voters.json"
+__all__ = ["VOTERS_FILE", "read_voters", "require_surroundings", "write_voters"]
+
+log = logs.get_log("process")
 
 
 def require_surroundings(config: NodeConfig) -> None:
@@ -31,7 +30,7 @@ def require_surroundings(config: NodeConfig) -> None:
         directory.require_sound()
         _require_same_voters(config)
         _require_free_port("http_listen", config.http_listen)
-        if len(config.members) > 1:  # a node alone has nobody to listen to
+        if len(config.members) > 1 or config.join:  # a node alone has nobody to listen to
             _require_free_port("raft_listen", config.raft_listen)
     finally:
         directory.close()
@@ -39,33 +38,31 @@ def require_surroundings(config: NodeConfig) -> None:
 
 def _require_same_voters(config: NodeConfig) -> None:
     ids = [member.node_id for member in config.members]
+    if read_members(config.data_dir) is not None:
+        _report_other_members(config)
+        return
     found = read_voters(config.data_dir)
     if found is None:
-        write_voters(config.data_dir, ids)
+        if not config.join:
+            write_voters(config.data_dir, ids)
     elif found != ids:
         theirs = ", ".join(found)
         raise ConfigError(
-            f"members are {', '.join(ids)}, but {config.data_dir} belongs to a cluster of {theirs}: "
-            "this version cannot change the members of a cluster; mend members, or choose another data_dir"
+            f"members are {', '.join(ids)}, but {config.data_dir} belongs to a cluster of {theirs}: members are "
+            "changed by `horae cluster add` and `remove`; mend members, or choose another data_dir"
         )
 
 
-def read_voters(data_dir: Path) -> list[str] | None:
-    """The ids of the cluster's members as written down at the first start; None before it. Raises: `ConfigError`."""
-    path = data_dir / VOTERS_FILE
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=list[str])
-    except FileNotFoundError:
-        return None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{path} cannot be read ({error}): write the ids of all members into it, as a list"
-        ) from error
-
-
-def write_voters(data_dir: Path, ids: list[str]) -> None:
-    """Whole or not at all, also after a power cut."""
-    write_atomically(data_dir / VOTERS_FILE, msgspec.json.encode(ids) + b"\n")
+def _report_other_members(config: NodeConfig) -> None:
+    """The members were changed by a command since: what the configuration says of them is not obeyed."""
+    book = read_members(config.data_dir)
+    assert book is not None
+    if not config.join and set(book.members) != set(config.members):
+        log.warning(
+            "members_not_as_configured",
+            configured=",".join(member.node_id for member in config.members),
+            members=",".join(member.node_id for member in book.members),
+        )
 
 
 def _require_free_port(key: str, address: Address) -> None:

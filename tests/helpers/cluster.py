@@ -121,6 +121,17 @@ class NodeProcess:
             "http_listen": f"{HOST}:{self.http_port}",
         }
         lines = [f"{key} = {_toml(value)}" for key, value in (values | keys).items()]
+        self._write(lines, members)
+
+    def write_joining_config(self, urls: list[str]) -> None:
+        """The file of a node that becomes a member of the cluster at `urls`."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        named = ", ".join(f'"{url}"' for url in urls)
+        lines = [f'node_id = "{self.name}"', f'data_dir = "{self.data_dir}"', f'cluster = "{CLUSTER_NAME}"']
+        lines += [f'http_listen = "{HOST}:{self.http_port}"', f'raft_listen = "{HOST}:{self.raft_port}"']
+        self.config_path.write_text("\n".join([*lines, f"join = [{named}]"]) + "\n", encoding="utf-8")
+
+    def _write(self, lines: list[str], members: list[NodeProcess]) -> None:
         lines.append("[members]")
         lines += [f'{m.name} = {{ raft = "{HOST}:{m.raft_port}", http = "{m.url}" }}' for m in members]
         self.config_path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -167,6 +178,13 @@ class Cluster:
     def urls(self) -> list[str]:
         """Of all nodes, dead ones too: a caller does not know."""
         return [node.url for node in self.nodes]
+
+    def new_node(self, name: str) -> NodeProcess:
+        """A node with addresses of its own that joins the others when it is started."""
+        http_port, raft_port = free_ports(2)
+        node = NodeProcess(name, self.nodes[0].home.parent / name, http_port, raft_port)
+        node.write_joining_config(self.urls())
+        return node
 
     @property
     def living(self) -> list[NodeProcess]:

@@ -25,7 +25,6 @@ class FakeRaft:
         self.pending: list[tuple[bytes, asyncio.Future[object]]] = []
         self._on_role: Callable[[], None] = lambda: None
         self.peers: dict[str, PeerStatus] = {}
-        self.configured = Roster(0, (Member("n1", "n1:1", "http://n1"), Member("n2", "n2:1", "http://n2")))
         self.handed_to: list[str] = []
 
     def propose(self, entry: bytes) -> asyncio.Future[object]:
@@ -74,7 +73,9 @@ class FakeRaft:
 
     @property
     def roster(self) -> Roster:
-        return self.machine.roster or self.configured
+        """Of as many voters as there are peers, and itself."""
+        ids = ["n1", *self.peers]
+        return self.machine.roster or Roster(0, tuple(Member(name, f"{name}:1", f"http://{name}") for name in ids))
 
     async def hand_over(self, node_id: str) -> bool:
         self.handed_to.append(node_id)

@@ -115,6 +115,7 @@ class FakeService:
         """Set when a waiting call was cancelled."""
         self.waits: list[int] = []
         self.ready_answer = (True, "")
+        self.removed = False
 
     async def _enter(self, name: str, argument: Any) -> None:
         self.calls.append((name, argument))
@@ -190,6 +191,22 @@ class FakeService:
         await self._enter("delete", job_id)
         self._find(job_id)
         del self.stored[job_id]
+
+    async def add_member(self, request: wire.MemberRequest) -> wire.MemberStanding:
+        await self._enter("add_member", request)
+        return wire.MemberStanding(request.node, "learner" if request.node == "slow" else "voter")
+
+    async def remove_member(self, node_id: str) -> wire.MemberStanding:
+        await self._enter("remove_member", node_id)
+        return wire.MemberStanding(node_id, "removed")
+
+    async def move_member(self, node_id: str, request: wire.MoveRequest) -> wire.MemberStanding:
+        await self._enter("move_member", (node_id, request))
+        return wire.MemberStanding(node_id, "voter")
+
+    async def hand_over(self, node_id: str) -> wire.LeaderView:
+        await self._enter("hand_over", node_id)
+        return wire.LeaderView(node_id, None)
 
     async def claim(self, request: wire.ClaimRequest) -> FakeDelivery:
         await self._enter("claim", request)

@@ -18,6 +18,7 @@ from horae_node.backup import Backups
 from horae_node.clock import ManualClock
 from horae_node.core.model import KNOWN_VERSIONS, Versions
 from horae_node.leader.session import LeaderSession
+from horae_node.membership import Membership
 from horae_node.metrics import Metrics
 from horae_node.proposer import Proposer
 from horae_node.raft.port import Member
@@ -48,6 +49,13 @@ class OneNode:
             observe_claim_ms=metrics.observe_claim_ms,
         )
         self.proposer.attach(self.session)
+        self.membership = Membership(
+            node_id="n1",
+            raft=self.raft,
+            proposer=self.proposer,
+            session=self.session,
+            hand_over=self.raft.hand_over,
+        )
         finishes = Finishes()
         self.service = Service(
             node_id="n1",
@@ -60,6 +68,7 @@ class OneNode:
             metrics=metrics,
             cluster_view=_no_cluster,
             backups=Backups(self.applier, self.raft, Path()),
+            membership=self.membership,
         )
 
         def on_entry(index: int, outcome: Any) -> None:

@@ -20,7 +20,7 @@ from tests.sim.world import MILLISECOND, SECOND, Clock, Handle, Process, World
 from horae_node.config import Address, NodeConfig
 from horae_node.core.model import KNOWN_VERSIONS
 from horae_node.core.results import EntryOutcome
-from horae_node.raft.port import Member
+from horae_node.raft.port import Member, Roster
 from horae_node.raft.transport import TransportPort
 from horae_node.runtime import Node
 from horae_storage.errors import StorageFailed
@@ -60,6 +60,12 @@ class SimHost:
 
     def dice(self) -> random.Random:
         return random.Random(self._machine.rng.getrandbits(64))
+
+    def known_members(self) -> Roster | None:
+        return None
+
+    def remember_members(self, book: Roster) -> None:
+        raise AssertionError("nobody changes members here")
 
     @property
     def snapshot_dir(self) -> Path:

@@ -151,6 +151,22 @@ class Client:
         """The members and how far each is; `local`: as the asked node itself sees them."""
         return self._run(self._client.cluster(local=local))
 
+    def add_member(self, node: str, *, raft_address: str, http_url: str) -> wire.MemberStanding:
+        """Take a node in; as `AsyncClient.add_member`."""
+        return self._run(self._client.add_member(node, raft_address=raft_address, http_url=http_url))
+
+    def remove_member(self, node: str) -> wire.MemberStanding:
+        """Remove a node for good; as `AsyncClient.remove_member`."""
+        return self._run(self._client.remove_member(node))
+
+    def move_member(self, node: str, *, raft_address: str, http_url: str) -> wire.MemberStanding:
+        """The same node is reached elsewhere; as `AsyncClient.move_member`."""
+        return self._run(self._client.move_member(node, raft_address=raft_address, http_url=http_url))
+
+    def hand_over(self, node: str) -> wire.LeaderView:
+        """Make this node the leader; as `AsyncClient.hand_over`."""
+        return self._run(self._client.hand_over(node))
+
     def cancel(self, job_id: str) -> Job:
         """Cancel: at once if it is not running, else its worker is asked to. Raises: `Conflict` when finished."""
         return self._run(self._client.cancel(job_id))

@@ -27,6 +27,8 @@ DEADLINE_SECONDS = 30.0
 """Long enough to outlast any fail-over many times, short enough that a person still waits for it."""
 _POLL_SECONDS = 20.0
 """One long poll: proxies on the way commonly cut silence at 30 s or 60 s."""
+_MEMBER_SECONDS = 30.0
+"""How long the cluster holds its answer back until a new node has caught up."""
 _BATCH_BYTES_MAX = wire.BULK_BODY_BYTES_MAX // 2
 """Batches are cut well below the limit of a body: what they hold is measured, what surrounds it is not."""
 _AGAIN = frozenset({"rate_limited", "no_leader", "outcome_unknown", "shutting_down"})
@@ -231,6 +233,35 @@ class AsyncClient:
         path = "/v1/cluster?consistency=local" if local else "/v1/cluster"
         return (await self._call("GET", path, None, deadline_seconds)).decode(wire.ClusterView)
 
+    async def add_member(
+        self, node: str, *, raft_address: str, http_url: str, deadline_seconds: float | None = None
+    ) -> wire.MemberStanding:
+        """Take a node in: `voter` once it counts, `learner` while it still catches up (it counts by itself then).
+
+        The same again is a repeat. Raises: `Conflict`, with the reason.
+        """
+        body = codec.encode({"node": node, "raft_address": raft_address, "http_url": http_url})
+        answer = await self._call("POST", "/v1/cluster/members", body, deadline_seconds, wait_seconds=_MEMBER_SECONDS)
+        return answer.decode(wire.MemberStanding)
+
+    async def remove_member(self, node: str, *, deadline_seconds: float | None = None) -> wire.MemberStanding:
+        """Remove a node for good. A second call is a repeat. Raises: `NotFound`, `Conflict`, with the reason."""
+        answer = await self._call("DELETE", _member_path(node), None, deadline_seconds)
+        return answer.decode(wire.MemberStanding)
+
+    async def move_member(
+        self, node: str, *, raft_address: str, http_url: str, deadline_seconds: float | None = None
+    ) -> wire.MemberStanding:
+        """The same node is reached elsewhere. Raises: `NotFound`, `Conflict`, with the reason."""
+        body = codec.encode({"raft_address": raft_address, "http_url": http_url})
+        answer = await self._call("PATCH", _member_path(node), body, deadline_seconds)
+        return answer.decode(wire.MemberStanding)
+
+    async def hand_over(self, node: str, *, deadline_seconds: float | None = None) -> wire.LeaderView:
+        """Make this node the leader. Raises: `NotFound`, `Conflict` when it did not take over."""
+        body = codec.encode({"node": node})
+        return (await self._call("POST", "/v1/cluster/leader", body, deadline_seconds)).decode(wire.LeaderView)
+
     # ------------------------------------------------------------ changing
 
     async def cancel(self, job_id: str, *, deadline_seconds: float | None = None) -> Job:
@@ -410,6 +441,10 @@ def url_list(urls: str | Sequence[str]) -> list[str]:
 
 def _job_path(job_id: str) -> str:
     return f"/v1/jobs/{quote(job_id, safe='')}"
+
+
+def _member_path(node: str) -> str:
+    return f"/v1/cluster/members/{quote(node, safe='')}"
 
 
 def _filled(job: NewJob) -> NewJob:

@@ -182,6 +182,7 @@ BY_CODE: dict[str, type[RequestError]] = {
     "rate_limited": RateLimited,
     "no_leader": NoLeader,
     "shutting_down": ShuttingDown,
+    "removed": ShuttingDown,
     "outcome_unknown": OutcomeUnknown,
     "storage_full": StorageFull,
 }

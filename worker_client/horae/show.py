@@ -107,7 +107,7 @@ def show_cluster(view: ClusterView) -> None:
     """The members as the leader sees them."""
     head = f"cluster {view.cluster}  leader {view.leader or 'none'}  term {view.term}  applied {view.applied_index}"
     _console().print(Text(f"{head}  version {view.version}"))
-    print_table(["node", "role", "url", "connected", "match", "lag", "skew s"], _member_rows(view))
+    print_table(["node", "role", "standing", "url", "connected", "match", "lag", "skew s"], _member_rows(view))
 
 
 def show_local_views(views: Mapping[str, ClusterView | str]) -> None:
@@ -132,6 +132,7 @@ def _member_rows(view: ClusterView) -> list[list[str]]:
         [
             member.node,
             member.role,
+            member.standing,
             member.url,
             "yes" if member.connected else "no",
             _number(member.match_index),

@@ -61,7 +61,9 @@ _LINE_OR_EMPTY: Final = r"^[^\u0000-\u001f\u007f]*$(?!\n)"
 _TAG_KEY: Final = r"^[^\u0000-\u001f\u007f:]{1,100}$(?!\n)"
 _JOB_ID: Final = r"^(?!\.{1,2}$)[^\u0000-\u001f\u007f]+$(?!\n)"
 
+_NODE: Final = r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z"
 PATTERN_HINTS: Final[dict[str, str]] = {
+    _NODE: "must be 1 to 63 letters, digits, dots, dashes or underscores, and begin with a letter or digit",
     _QUEUE: "must be 1 to 100 of the characters A-Z a-z 0-9 _ . -",
     _LINE: "must have at least one character and no control characters (NUL, tab, line break)",
     _LINE_OR_EMPTY: "must have no control characters (NUL, tab, line break)",
@@ -71,6 +73,8 @@ PATTERN_HINTS: Final[dict[str, str]] = {
 """What each pattern asks for, in words."""
 
 QueueName = Annotated[str, Meta(pattern=_QUEUE, description="A queue's name")]
+NodeId = Annotated[str, Meta(pattern=_NODE, description="A node's id")]
+Address = Annotated[str, Meta(min_length=1, max_length=300, pattern=_LINE)]
 JobId = Annotated[str, Meta(min_length=1, max_length=200, pattern=_JOB_ID)]
 TaskName = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)]
 WorkerName = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)]
@@ -451,6 +455,39 @@ class EndingsAnswer(Struct):
     leases: list[EndingResult]
 
 
+class MemberRequest(Request):
+    """`POST /v1/cluster/members`: a new node, which catches up and then counts. The same again is a repeat."""
+
+    node: NodeId
+    raft_address: Address
+    http_url: Address
+
+
+class MoveRequest(Request):
+    """`PATCH /v1/cluster/members/{node}`: the same node, with its data, is reached elsewhere."""
+
+    raft_address: Address
+    http_url: Address
+
+
+class LeaderRequest(Request):
+    """`POST /v1/cluster/leader`: that node shall lead."""
+
+    node: NodeId
+
+
+class MemberStanding(Struct):
+    """What a node is to the cluster now: a `learner` gets everything and counts once it has caught up."""
+
+    node: str
+    standing: Literal["voter", "learner", "removed"]
+
+
+class LeaderView(Struct):
+    leader: str
+    leader_url: str | None
+
+
 class MemberView(Struct):
     node: str
     url: str
@@ -461,6 +498,7 @@ class MemberView(Struct):
     lag: int | None
     last_heard_seconds: float | None
     clock_skew_seconds: float | None
+    standing: Literal["voter", "learner"] = "voter"
 
 
 class Health(Struct):
@@ -500,3 +538,5 @@ class ClusterView(Struct):
     cluster_time: str
     disk: dict[str, Any]
     members: list[MemberView]
+    members_index: int = 0
+    """Log index of the last change of members; 0: they are as configured."""

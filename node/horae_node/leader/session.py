@@ -88,7 +88,7 @@ class LeaderSession:
         """
         await self._raft.read_barrier()
         previous = self._applier.meta()
-        self.cluster_clock.lead(len(self._raft.status().peers) + 1, *self._applier.last_stamp)
+        self.cluster_clock.lead(len(self._raft.roster.voters), *self._applier.last_stamp)
         header = Header(ENTRY_VERSION, previous.epoch, self.cluster_clock.now_ms(), previous.lease_clock)
         blob = codec.pack_command(OpenEpoch(self._node_id, previous.epoch))
         entry = await self._raft.propose(codec.join_entry(header, [blob]))

@@ -26,7 +26,6 @@ from horae_node.raft.members import addresses_of, seats_of
 from horae_node.raft.port import (
     ENTRY_BYTES_MAX,
     LogLimits,
-    Member,
     PeerStatus,
     RaftStatus,
     Roster,
@@ -78,8 +77,7 @@ class PySyncObjRaft:
         self,
         *,
         own_id: str,
-        members: tuple[Member, ...],
-        learners: tuple[Member, ...] = (),
+        book: Roster,
         cluster: str,
         log: RaftLog,
         machine: StateMachine,
@@ -90,20 +88,19 @@ class PySyncObjRaft:
         limits: LogLimits | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """`members` are all voters, `learners` those who only follow: one of both is this node. They count until the
-        state holds members. The directory is this node's alone; it is made when missing.
+        """`book` is the newest roster known. Who counts is what the state holds; the book, while that holds none.
+        The directory is this node's alone; it is made when missing.
 
         Raises: `ConfigError` when the installed library is not the pinned one.
         """
         require_pinned()
         timing = timing or Timing()
-        configured = Roster(0, members, learners)
-        assert configured.standing(own_id) is not None
         self._own_id = own_id
-        self._configured = configured
+        self._configured = book
         self._seen = machine.roster
         """What the state holds: compared by identity after each entry."""
-        self._book = self.roster
+        assert self._seen is not None or book.standing(own_id) is not None
+        self._book = max(book, self.roster, key=lambda roster: roster.at_index)
         self._cluster = cluster
         self._log = log
         self._machine = machine

@@ -53,7 +53,7 @@ def test_a_second_check_of_the_same_passes_and_nothing_stays_held(tmp_path):
 @pytest.mark.parametrize("ids", [("n1",), ("n1", "n2", "n4"), ("n1", "n2", "n3", "n4", "n5")])
 def test_other_voters_are_refused_and_the_first_stay_written(tmp_path, ids):
     require_surroundings(config_of(tmp_path / "d"))
-    with pytest.raises(ConfigError, match="belongs to a cluster of n1, n2, n3: this version cannot change"):
+    with pytest.raises(ConfigError, match="belongs to a cluster of n1, n2, n3: members are changed by"):
         require_surroundings(config_of(tmp_path / "d", ids))
     require_surroundings(config_of(tmp_path / "d"))
 

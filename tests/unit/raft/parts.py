@@ -269,8 +269,7 @@ class Cluster:
             )
         raft = PySyncObjRaft(
             own_id=node_id,
-            members=self.voters,
-            learners=() if member in self.voters else (member,),
+            book=Roster(0, self.voters, () if member in self.voters else (member,)),
             cluster="test",
             log=self.make_log(node_id),
             machine=self.machines[node_id],

@@ -1,0 +1,128 @@
+"""How a node becomes a member of a running cluster: it looks who is there, starts as one who only follows, and asks.
+
+The first start writes down the members that the cluster names, this node as a learner beside them; from then on the
+log tells of every change. The call that takes it in is a repeat when it was made before. Not here: what the cluster
+makes of it (`horae_node/membership.py`). Next to read: `main.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import aiohttp
+import msgspec
+
+from horae import wire
+from horae_node import logs
+from horae_node.config import NodeConfig
+from horae_node.errors import ConfigError
+from horae_node.raft.port import Member, Roster
+from horae_node.voters import read_members, read_voters, write_members
+
+CALL_S: Final = 60.0
+"""Above the half minute that the cluster waits for a node to catch up."""
+LOOK_S: Final = 10.0
+PAUSE_S: Final = 0.5
+LOOKS_MAX: Final = 60
+"""A cluster that does not answer for so many rounds is not there."""
+
+T = TypeVar("T")
+log = logs.get_log("join")
+
+
+class _Problem(msgspec.Struct):
+    detail: str = ""
+    code: str = ""
+
+
+async def learn_members(config: NodeConfig, token: str | None) -> None:
+    """Before the first start: write down who the members are. Nothing is done when that is known.
+
+    Raises: `ConfigError` when no node answers, or it is another cluster.
+    """
+    if read_members(config.data_dir) is not None or read_voters(config.data_dir) is not None:
+        return
+    view = await _ask_round(config, token, _look, rounds=LOOKS_MAX)
+    if view.cluster != config.cluster:
+        raise ConfigError(f"join: this is node of cluster {config.cluster!r}, there is {view.cluster!r}: mend cluster")
+    known = {standing: _members(view, standing) for standing in ("voter", "learner")}
+    learners = [member for member in known["learner"] if member.node_id != config.node_id]
+    voters = [member for member in known["voter"] if member.node_id != config.node_id]
+    if len(voters) < len(known["voter"]):
+        raise ConfigError(
+            f"join: {config.node_id} is a member already, and {config.data_dir} holds nothing of it: take a new node_id"
+        )
+    write_members(config.data_dir, Roster(0, tuple(voters), (*learners, config.own)))
+    log.event("members_learnt", members=",".join(member.node_id for member in (*voters, *learners)))
+
+
+async def ask_in(config: NodeConfig, token: str | None) -> None:
+    """Ask until this node counts. Raises: `ConfigError` when the cluster refuses it."""
+
+    async def ask(session: aiohttp.ClientSession, url: str) -> str | None:
+        own = config.own
+        body = {"node": own.node_id, "raft_address": own.raft_address, "http_url": own.http_url}
+        async with session.post(f"{url}/v1/cluster/members", json=body) as answer:
+            if answer.status == 200:
+                return "voter"
+            if answer.status != 202:
+                _require_passing(answer.status, await answer.read())
+            return None
+
+    await _ask_round(config, token, ask, rounds=None)
+    log.event("joined", node=config.node_id)
+
+
+async def _look(session: aiohttp.ClientSession, url: str) -> wire.ClusterView | None:
+    timeout = aiohttp.ClientTimeout(total=LOOK_S)
+    async with session.get(f"{url}/v1/cluster", timeout=timeout) as answer:
+        body = await answer.read()
+        if answer.status != 200:
+            _require_passing(answer.status, body)
+            return None
+    return msgspec.json.decode(body, type=wire.ClusterView)
+
+
+async def _ask_round(
+    config: NodeConfig,
+    token: str | None,
+    ask: Callable[[aiohttp.ClientSession, str], Awaitable[T | None]],
+    *,
+    rounds: int | None,
+) -> T:
+    """The first answer of any node, round after round. Raises: `ConfigError` after the last."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=CALL_S)) as session:
+        for round_ in itertools.count(1):
+            for url in config.join:
+                try:
+                    found = await ask(session, url)
+                except (aiohttp.ClientError, TimeoutError, msgspec.MsgspecError) as error:
+                    log.debug("join_in_vain", url=url, reason=str(error))
+                    continue
+                if found is not None:
+                    return found
+            if round_ == rounds:
+                raise ConfigError(f"join: no node of {', '.join(config.join)} answered with its cluster: is it up?")
+            await asyncio.sleep(PAUSE_S)
+    raise AssertionError("counting has no end")
+
+
+def _members(view: wire.ClusterView, standing: str) -> list[Member]:
+    found = [Member(it.node, it.raft_address, it.url) for it in view.members if it.standing == standing]
+    return sorted(found)
+
+
+def _require_passing(status: int, body: bytes) -> None:
+    """Raises: `ConfigError` for a refusal that waiting does not mend; another change under way does end."""
+    try:
+        problem = msgspec.json.decode(body, type=_Problem)
+    except msgspec.MsgspecError:
+        problem = _Problem(body[:200].decode("utf-8", "replace"))
+    under_way = problem.code == "conflict" and "under way" in problem.detail
+    if status < 500 and status != 429 and not under_way:
+        raise ConfigError(f"join: the cluster refuses this node: {problem.detail or status}")
+    log.debug("join_put_off", status=status, reason=problem.detail)

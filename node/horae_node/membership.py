@@ -1,0 +1,220 @@
+"""Changes of members, and the lead handed over: what the leader does beyond the machine's rules.
+
+The machine refuses what is wrong in itself (`core/decide/members.py`). Here is what only a leader can know: that the
+change before is applied, that a majority of the voters is connected after this one too, that a new node has caught up
+and may count. A node is added as a learner and promoted by `promote_when_ready`, whoever leads by then; the call that
+added it only waits for that. Runs on the loop. Not here: who is counted how (`raft/members.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from horae_node.core.commands import (
+    AddMember,
+    Command,
+    MemberAddress,
+    MoveMember,
+    PromoteMember,
+    RemoveMember,
+    SetMembers,
+)
+from horae_node.core.results import Rejected
+from horae_node.errors import NotApplied, OutcomeUnknown, Refused
+from horae_node.leader.session import LeaderSession
+from horae_node.logs import get_log
+from horae_node.proposer import Proposer
+from horae_node.raft.port import Member, Raft, Roster
+
+CAUGHT_UP_ENTRIES: Final = 100
+"""A learner so near the end of the log holds up no commit for long once it counts: some entries under way."""
+CAUGHT_UP_MS: Final = 300
+"""For so long, so that one lucky look does not count: some heartbeats."""
+PROMOTE_WAIT_S: Final = 30.0
+"""How long the call that adds a node waits for it to count. A node that needs longer is promoted all the same."""
+
+log = get_log("members")
+
+
+class Membership:
+    """One for a node; of use on the leader."""
+
+    def __init__(
+        self,
+        *,
+        node_id: str,
+        raft: Raft,
+        proposer: Proposer,
+        session: LeaderSession,
+        hand_over: Callable[[str], Awaitable[bool]],
+    ) -> None:
+        """`hand_over(node_id)`: stop commanding, and make that node lead; whether it does."""
+        self._node_id = node_id
+        self._raft = raft
+        self._proposer = proposer
+        self._session = session
+        self._hand_over = hand_over
+        self._changing = False
+        self._near_since_ms: int | None = None
+        self._waiting: list[asyncio.Future[None]] = []
+
+    # ------------------------------------------------------------------ what operators ask
+
+    async def add(self, member: Member) -> str:
+        """The new node's standing: `voter` once it counts, `learner` when it needs longer than this call waits.
+
+        The same again is a repeat. Raises: `Refused` (`conflict`), `NotApplied`, `OutcomeUnknown`.
+        """
+        self._require_several()
+        await self._change(AddMember(*member))
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + PROMOTE_WAIT_S
+        while (standing := self._raft.roster.standing(member.node_id)) == "learner":
+            left_s = deadline - loop.time()
+            if left_s <= 0 or not await self._wait_for_news(left_s):
+                break
+            if not self._session.open:
+                raise NotApplied("no_leader", "this node no longer leads; ask the new leader")
+        if standing == "removed":
+            raise Refused("conflict", f"{member.node_id} was removed before it counted")
+        return standing or "learner"
+
+    async def remove(self, node_id: str) -> None:
+        """It leaves for good. A leader that is to leave hands over first. Raises: as `add`, and `not_found`."""
+        roster = self._raft.roster
+        if roster.standing(node_id) == "voter":
+            self._require_several()
+            voters = {member.node_id for member in roster.voters} - {node_id}
+            if voters:
+                self._require_majority(voters, f"without {node_id}")
+        if node_id == self._node_id and len(roster.voters) > 1:
+            await self.hand_over_to_any()
+            raise NotApplied("no_leader", "this node handed over, to be removed; ask the new leader")
+        await self._change(RemoveMember(node_id))
+
+    async def move(self, member: Member) -> None:
+        """The same node at other addresses. Raises: as `remove`."""
+        self._require_several()
+        await self._change(MoveMember(*member))
+
+    async def hand_over(self, node_id: str) -> None:
+        """That voter leads. Raises: `Refused`: `not_found`, `conflict` when it cannot or did not; then we lead on."""
+        if node_id == self._node_id:
+            return
+        standing = self._raft.roster.standing(node_id)
+        if standing in (None, "removed"):
+            raise Refused("not_found", f"there is no member {node_id}")
+        if standing == "learner":
+            raise Refused("conflict", f"{node_id} is being added: it cannot lead before it counts")
+        peer = self._raft.status().peers.get(node_id)
+        if peer is None or not peer.connected:
+            raise Refused("conflict", f"{node_id} is not connected: it could not lead")
+        if not await self._hand_over(node_id):
+            raise Refused("conflict", f"{node_id} did not take over in time: {self._node_id} leads on")
+
+    async def hand_over_to_any(self) -> bool:
+        """Whoever has most of the log leads; False when nobody took over."""
+        status, roster = self._raft.status(), self._raft.roster
+        able = [
+            (peer.match_index, node_id)
+            for node_id, peer in status.peers.items()
+            if peer.connected and not peer.disk_full and roster.standing(node_id) == "voter"
+        ]
+        return bool(able) and await self._hand_over(max(able)[1])
+
+    # ------------------------------------------------------------------ what the node tells
+
+    def on_roster(self) -> None:
+        """Members changed."""
+        self._near_since_ms = None
+        self._tell()
+
+    def on_leadership(self) -> None:
+        """Role or session changed."""
+        self._near_since_ms = None
+        self._tell()
+
+    def is_promotion_due(self, now_ms: int) -> bool:
+        """A learner has caught up for long enough: `promote` it. `now_ms`: monotonic."""
+        learners = self._raft.roster.learners
+        if not learners or not self._session.open or self._changing:
+            return False
+        status = self._raft.status()
+        peer = status.peers.get(learners[0].node_id)
+        if peer is None or not peer.connected or status.last_index - peer.match_index > CAUGHT_UP_ENTRIES:
+            self._near_since_ms = None
+            return False
+        if self._near_since_ms is None:
+            self._near_since_ms = now_ms
+        return now_ms - self._near_since_ms >= CAUGHT_UP_MS
+
+    async def promote(self) -> None:
+        """Let the learner count. Whatever hinders it is tried again at the next look."""
+        self._near_since_ms = None
+        node_id = self._raft.roster.learners[0].node_id
+        try:
+            voters = {member.node_id for member in self._raft.roster.voters}
+            self._require_majority(voters | {node_id}, f"with {node_id}")
+            await self._change(PromoteMember(node_id))
+        except (Refused, NotApplied, OutcomeUnknown) as error:
+            log.event("promotion_put_off", node=node_id, reason=str(error))
+
+    # ------------------------------------------------------------------ inside
+
+    async def _change(self, command: Command) -> None:
+        """One at a time, from proposal to apply: the next is proposed by a leader that has applied the one before."""
+        if self._changing:
+            raise Refused("conflict", "another change of members is under way: wait for it")
+        self._changing = True
+        try:
+            results = await self._proposer.run([*self._first(), command])
+        finally:
+            self._changing = False
+        outcome = results[-1]
+        if isinstance(outcome, (NotApplied, OutcomeUnknown)):
+            raise outcome
+        if isinstance(outcome, Rejected):
+            raise Refused(outcome.code, outcome.detail)
+
+    def _first(self) -> Sequence[Command]:
+        """Before the first change the configured members are written down, in the same entry."""
+        roster: Roster = self._raft.roster
+        if roster.at_index:
+            return ()
+        return (SetMembers(tuple(MemberAddress(*member) for member in roster.voters)),)
+
+    def _require_several(self) -> None:
+        roster = self._raft.roster
+        if not roster.at_index and len(roster.voters) == 1:
+            raise Refused(
+                "conflict",
+                "this node is a cluster of its own, without a wire to others: back it up, and restore the file as "
+                "three nodes",
+            )
+
+    def _require_majority(self, voters: set[str], when: str) -> None:
+        """Refuse what would leave the cluster standing still. The nodes that answer are those connected now."""
+        peers = self._raft.status().peers
+        live = [voter for voter in voters if voter == self._node_id or (voter in peers and peers[voter].connected)]
+        if 2 * len(live) <= len(voters):
+            raise Refused(
+                "conflict",
+                f"a change without quorum: {when}, only {len(live)} of {len(voters)} voters would be connected",
+            )
+
+    async def _wait_for_news(self, wait_s: float) -> bool:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        try:
+            await asyncio.wait_for(future, wait_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def _tell(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.set_result(None)

@@ -1,0 +1,65 @@
+"""Who the members are, written down beside the data: what a node must know before it has read its state.
+
+At the first start the configured ids, so that a node cannot come back with other voters and outvote its old peers with
+them. Once members were changed by a command, the newest roster that the node knows, addresses and all: from then on
+the configuration's members are not obeyed. Not here: who counts (the state says, `raft/members.py`).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from horae_node.errors import ConfigError
+from horae_node.raft.port import Member, Roster
+from horae_storage.files import write_atomically
+
+VOTERS_FILE: Final = "voters.json"
+
+
+class _Book(msgspec.Struct, forbid_unknown_fields=True):
+    at_index: int
+    voters: list[Member]
+    learners: list[Member]
+    removed: list[str]
+
+
+def read_voters(data_dir: Path) -> list[str] | None:
+    """The ids of the voters as last written down; None before the first start. Raises: `ConfigError`."""
+    found = _read(data_dir)
+    if isinstance(found, _Book):
+        return [member.node_id for member in found.voters]
+    return found
+
+
+def read_members(data_dir: Path) -> Roster | None:
+    """The newest roster known; None while the members are those of the configuration. Raises: `ConfigError`."""
+    found = _read(data_dir)
+    if not isinstance(found, _Book):
+        return None
+    return Roster(found.at_index, tuple(found.voters), tuple(found.learners), frozenset(found.removed))
+
+
+def write_voters(data_dir: Path, ids: list[str]) -> None:
+    """The members are these, as configured. Whole or not at all, also after a power cut."""
+    write_atomically(data_dir / VOTERS_FILE, msgspec.json.encode(ids) + b"\n")
+
+
+def write_members(data_dir: Path, book: Roster) -> None:
+    """The members are these, whatever is configured. Whole or not at all."""
+    kept = _Book(book.at_index, list(book.voters), list(book.learners), sorted(book.removed))
+    write_atomically(data_dir / VOTERS_FILE, msgspec.json.format(msgspec.json.encode(kept)) + b"\n")
+
+
+def _read(data_dir: Path) -> _Book | list[str] | None:
+    path = data_dir / VOTERS_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Book | list[str])
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error}): write the ids of all members into it, as a list"
+        ) from error
