@@ -54,6 +54,7 @@ def test_a_raise_that_is_not_known_ends_it_and_nothing_of_the_entry_is_kept() ->
     applier = open_applier(store)
     apply(applier, OpenEpoch("n1", 0), epoch=0)
     applier.commit()
+    apply(applier, SubmitJob(make_spec("before"), None, 0, b""))  # applied, and not on the disk yet
     job = SubmitJob(make_spec("a"), None, 0, b"")
     with pytest.raises(Outdated, match="the cluster's state is of machine version 2, this build knows 1: upgrade"):
         apply(applier, job, RaiseMachineVersion(2))
