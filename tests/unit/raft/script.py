@@ -17,7 +17,8 @@ from tests.unit.raft.parts import ListMachine
 from horae_node.clock import ManualClock
 from horae_node.raft import boot
 from horae_node.raft.guard import Guard
-from horae_node.raft.port import SnapshotInfo, Timing
+from horae_node.raft.members import seats_of
+from horae_node.raft.port import Member, Roster, SnapshotInfo, Timing
 from horae_node.raft.pysyncobj_core import ENTRY_REGULAR, LEADER, Core, Message
 from horae_node.raft.snapshots import InstallNote, Intake, Shelf
 from horae_storage.memory_log import MemoryRaftLog
@@ -48,7 +49,7 @@ class ScriptNode:
             clock=script.clock,
             rng=random.Random(node_id),
             pieces=self.shelf,
-            apply=lambda index, data: machine.apply(index, data[1:] if data[:1] == ENTRY_REGULAR else b""),
+            apply=self._apply,
             on_state=lambda old, new: self.guard.on_state(old, new),
         )
         log.on_durable(self._on_durable)
@@ -77,6 +78,9 @@ class ScriptNode:
         )
         self.shelf.oldest_index = lambda: self.journal.first_index
         self.shelf.want = self._want
+        self.seen: Roster | None = None
+        if script.configured is not None:
+            self.take_seats()
         self.sync()
 
     @property
@@ -114,6 +118,7 @@ class ScriptNode:
         """As `install`, without the note."""
         self.core.enter()
         done = self.guard.finish_install(self.machine.install_snapshot)
+        self.maybe_take_seats()
         self.sync()
         return done
 
@@ -127,6 +132,30 @@ class ScriptNode:
         assert term is not None
         self.shelf.put(SnapshotInfo(path, index, term, term, path.stat().st_size))
 
+    @property
+    def roster(self) -> Roster:
+        """Who counts, as applied here."""
+        assert self.script.configured is not None
+        return self.machine.roster or self.script.configured
+
+    def take_seats(self) -> None:
+        """Play the adapter's part after members changed, here or in what a peer tells."""
+        self.seen = self.machine.roster
+        if self.seen is not None and self.seen.at_index > self.script.book.at_index:
+            self.script.book = self.seen
+        before = set(self.guard.links)
+        self.guard.adopt(seats_of(self.node_id, self.roster, self.script.book))
+        self.script.unmet |= {(self.node_id, other) for other in self.guard.links.keys() - before}
+
+    def _apply(self, index: int, data: bytes) -> object:
+        result = self.machine.apply(index, data[1:] if data[:1] == ENTRY_REGULAR else b"")
+        self.maybe_take_seats()
+        return result
+
+    def maybe_take_seats(self) -> None:
+        if self.machine.roster is not self.seen:
+            self.take_seats()
+
     def _want(self) -> None:
         self.wanted += 1
 
@@ -139,8 +168,14 @@ class ScriptNode:
 class Script:
     """A cluster under the test's hand. With `auto_sync` each step is followed by a sync of the node that took it."""
 
-    def __init__(self, directory: Path, size: int = 3, *, auto_sync: bool = True) -> None:
+    def __init__(self, directory: Path, size: int = 3, *, auto_sync: bool = True, voters: str = "") -> None:
+        """With `voters` the others are to be added by entries; without, all count and members never change."""
         self.directory = directory
+        self.configured = Roster(0, tuple(Member(name, f"{name}:1", "") for name in voters)) if voters else None
+        self.book = self.configured or Roster(0, ())
+        """The newest roster that any node has applied: told at each connection."""
+        self.unmet: set[tuple[str, str]] = set()
+        """New links of a node that are to be connected anew."""
         self.auto_sync = auto_sync
         self.clock = ManualClock()
         self.clock.advance(10_000)
@@ -256,9 +291,19 @@ class Script:
 
     # ------------------------------------------------------------------ inside
 
+    def meet(self) -> None:
+        """Connect the new links of all nodes, as the transport does after members changed."""
+        unmet, self.unmet = self.unmet, set()
+        for here, there in sorted(unmet):
+            if (here, there) in self.links:
+                self.disconnect(here, there)
+                self.connect(here, there)
+
     def _told(self, here: str, there: str, up: bool) -> None:
         if here in self.nodes:
             self.nodes[here].core.enter()
+            if up and self.configured is not None:
+                self.nodes[here].take_seats()
             self.nodes[here].guard.on_connection(there, up)
 
     def _after(self, node: ScriptNode) -> None:
