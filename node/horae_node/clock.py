@@ -101,10 +101,6 @@ class ClusterClock:
         mono = self._clock.monotonic_ms()
         self._offsets[node_id] = (wall_ms - mono, mono)
 
-    def forget(self) -> None:
-        """Drop what was learnt (leadership lost)."""
-        self._offsets.clear()
-
     def now_ms(self) -> int:
         """Cluster time, ms since the Unix epoch. Before the first `lead` of a larger cluster: this host's own."""
         mono = self._clock.monotonic_ms()
@@ -124,10 +120,11 @@ class ClusterClock:
         return now
 
     def skew_ms(self) -> dict[str, int]:
-        """Each known member's wall clock less cluster time, ms (this node included)."""
+        """The wall clock of each member that is heard less cluster time, ms (this node included)."""
         mono = self._clock.monotonic_ms()
         now = self.now_ms()
-        skews = {node: mono + offset - now for node, (offset, _) in sorted(self._offsets.items())}
+        oldest = mono - self.STALE_MS
+        skews = {node: mono + offset - now for node, (offset, seen) in sorted(self._offsets.items()) if seen > oldest}
         skews[self._own_id] = self._clock.wall_ms() - now
         return skews
 

@@ -371,7 +371,8 @@ class Node:
             state_digest=f"{meta.digest:08x}",
             version=version("horae"),
             machine_version=meta.machine_version,
-            cluster_time=reads.moment_text(self._session.now_ms()),
+            # Without a session this host's clock is all there is to tell the time by, and it may be the wrong one.
+            cluster_time=reads.moment_text(self._session.now_ms() if self._session.open else meta.now_ms),
             disk=self._disk(),
             members_index=self._raft.roster.at_index,
             members=[self._member_view(member) for member in self._raft.roster.members],
@@ -383,7 +384,7 @@ class Node:
         peer = status.peers.get(node_id)
         leading = status.role == "leader"
         match = status.durable_log_index if own else (peer.match_index if peer and leading else None)
-        skew_ms = self._session.cluster_clock.skew_ms().get(node_id)
+        skew_ms = self._session.cluster_clock.skew_ms().get(node_id) if self._session.open else None
         heard_ms = None if peer is None else peer.last_heard_ms
         return wire.MemberView(
             node=node_id,
@@ -426,6 +427,7 @@ class Node:
         if status.role == "leader":
             for peer, known in status.peers.items():
                 lags.add_metric([peer], max(0, status.last_index - known.match_index))
+        if self._session.open:
             for node, skew_ms in self._session.cluster_clock.skew_ms().items():
                 skews.add_metric([node], skew_ms / 1000)
         yield lags

@@ -26,6 +26,10 @@ from horae_node.raft.port import Raft
 DELIVERED_REMEMBERED = 10_000
 """Claim ids whose answers went out lately: a late hang-up must not take back what a repeat was given."""
 
+STEP_LOOK_MS = 500
+"""The longest sleep until a moment of cluster time, which may step ahead meanwhile (members' clocks are set, or heard):
+a job is no later by that than this."""
+
 LAST_LOOK_MS = 50
 """How long a claim whose wait is over may still be served when its queue has jobs that are about to be granted."""
 
@@ -169,14 +173,14 @@ class LeaderSession:
         delays = []
         self._deadline = machine.next_deadline(self._applier.view)
         if self._deadline.wall_ms is not None:
-            delays.append(self._deadline.wall_ms - self.now_ms())
+            delays.append(min(STEP_LOOK_MS, self._deadline.wall_ms - self.now_ms()))
         if self._deadline.lease_clock is not None:
             delays.append(self._deadline.lease_clock - self.lease_clock())
         if delays:
             self._timer = self._loop.call_later(max(0, min(delays)) / 1000, self._on_due)
 
     def _on_due(self) -> None:
-        """The moment has come; a timer that fired a breath too early is set again."""
+        """The moment may have come; a timer that fired too early is set again."""
         self._timer = None
         if self._is_due(self.header()):
             self._proposer.kick()

@@ -75,3 +75,13 @@ def test_once_all_are_heard_a_wrong_past_is_forgotten() -> None:
     cluster.observe("n2", clock.wall_ms())
     cluster.observe("n3", clock.wall_ms())
     assert cluster.now_ms() == clock.wall_ms()
+
+
+def test_skew_is_told_of_those_who_are_heard() -> None:
+    clock, cluster = leading(3)
+    cluster.observe("n2", clock.wall_ms() - 40)
+    cluster.observe("n3", clock.wall_ms() + HOUR_MS)
+    assert cluster.skew_ms() == {"n1": 0, "n2": -40, "n3": HOUR_MS}
+    clock.advance(ClusterClock.STALE_MS)
+    cluster.observe("n2", clock.wall_ms() - 40)
+    assert cluster.skew_ms().keys() == {"n1", "n2"}
