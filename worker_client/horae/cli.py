@@ -28,7 +28,7 @@ from horae.ids import new_id
 from horae.jobs import Job, NewJob
 from horae.nodes import base_url
 from horae.trouble import Trouble
-from horae.wire import JSON_DEPTH_MAX, ClusterView
+from horae.wire import JSON_DEPTH_MAX, ClusterView, MemberStanding
 from horae.worker import Worker
 
 EXIT_REFUSED = 1
@@ -95,28 +95,63 @@ class Target:
 def _target_options(command: Command) -> Command:
     """The options every command has, handed to it as its first argument, a `Target`; and its errors as one line."""
 
-    @click.option(
-        "--url",
-        "urls",
-        multiple=True,
-        metavar="URL",
-        help=f"A node's base URL; several with commas, or repeat it. Default: HORAE_URL, else {DEFAULT_URL}.",
-    )
-    @click.option("--token", envvar="HORAE_TOKEN", help="Bearer token. Default: HORAE_TOKEN.")
-    @click.option(
-        "--deadline",
-        type=click.FloatRange(min=0),
-        default=DEADLINE_SECONDS,
-        metavar="SECONDS",
-        help=f"How long to try, over every retry. Default: {DEADLINE_SECONDS:g}.",
-    )
-    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+    @_options
     @wraps(command)
     def run(urls: tuple[str, ...], token: str | None, deadline: float, as_json: bool, **rest: Any) -> None:
-        named = url_list(",".join(urls)) or url_list(os.environ.get("HORAE_URL", ""))
-        _guarded(command, Target(named or [DEFAULT_URL], token or None, as_json, deadline, bool(named)), rest)
+        _guarded(command, _target(urls, token, as_json, deadline), rest)
 
     return run  # type: ignore[return-value]
+
+
+def _group_options(command: Command) -> Command:
+    """The same for a command with others below it, which gets its context first and sees to its own errors."""
+
+    @_options
+    @wraps(command)
+    def run(ctx: click.Context, urls: tuple[str, ...], token: str | None, deadline: float, as_json: bool) -> None:
+        command(ctx, _target(urls, token, as_json, deadline))
+
+    return run  # type: ignore[return-value]
+
+
+def _options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What every command takes; the flags of a command above it hold where it was given none."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        click.option(
+            "--deadline",
+            type=click.FloatRange(min=0),
+            default=DEADLINE_SECONDS,
+            metavar="SECONDS",
+            help=f"How long to try, over every retry. Default: {DEADLINE_SECONDS:g}.",
+        ),
+        click.option("--token", envvar="HORAE_TOKEN", help="Bearer token. Default: HORAE_TOKEN."),
+        click.option(
+            "--url",
+            "urls",
+            multiple=True,
+            metavar="URL",
+            help=f"A node's base URL; several with commas, or repeat it. Default: HORAE_URL, else {DEFAULT_URL}.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def _target(urls: tuple[str, ...], token: str | None, as_json: bool, deadline: float) -> Target:
+    named = url_list(",".join(urls)) or url_list(os.environ.get("HORAE_URL", ""))
+    target = Target(named or [DEFAULT_URL], token or None, as_json, deadline, bool(named))
+    above = click.get_current_context().find_object(Target)
+    if above is None:
+        return target
+    return dataclasses.replace(
+        target,
+        urls=target.urls if urls else above.urls,
+        token=target.token or above.token,
+        json=as_json or above.json,
+        deadline_seconds=deadline if deadline != DEADLINE_SECONDS else above.deadline_seconds,
+        chosen=target.chosen or above.chosen,
+    )
 
 
 def _guarded(command: Callable[..., Any], target: Target, rest: dict[str, Any]) -> None:
@@ -290,10 +325,21 @@ def requeue(target: Target, job_id: str) -> None:
 # ---------------------------------------------------------------- the cluster, a worker
 
 
-@main_group.command()
-@_target_options
-def cluster(target: Target) -> None:
-    """Show the members: role, lag, match, skew. Without a leader: what each node sees."""
+@main_group.group(invoke_without_command=True)
+@click.pass_context
+@_group_options
+def cluster(ctx: click.Context, target: Target) -> None:
+    """Show the members: role, lag, match, skew. Without a leader: what each node sees.
+
+    Below it: who is a member, and who leads.
+    """
+    if ctx.invoked_subcommand is None:
+        _guarded(_show_cluster, target, {})
+    else:
+        ctx.obj = target
+
+
+def _show_cluster(target: Target) -> None:
     asked = dataclasses.replace(target, deadline_seconds=min(target.deadline_seconds, _LEADER_SECONDS))
     try:
         with asked.client() as client:
@@ -304,6 +350,64 @@ def cluster(target: Target) -> None:
         show.print_json(view)
     else:
         show.show_cluster(view)
+
+
+@cluster.command("add")
+@click.argument("node")
+@click.option("--raft", "raft_address", required=True, metavar="HOST:PORT", help="Where the other nodes reach it.")
+@click.option("--http", "http_url", required=True, metavar="URL", help="Where everybody reaches it.")
+@_target_options
+def add_member(target: Target, node: str, raft_address: str, http_url: str) -> None:
+    """Take NODE in, which runs with `join` (and then asks by itself). It counts once it has caught up."""
+    with target.client() as client:
+        _show_standing(target, client.add_member(node, raft_address=raft_address, http_url=http_url))
+
+
+@cluster.command("move")
+@click.argument("node")
+@click.option("--raft", "raft_address", required=True, metavar="HOST:PORT", help="Where the other nodes reach it now.")
+@click.option("--http", "http_url", required=True, metavar="URL", help="Where everybody reaches it now.")
+@_target_options
+def move_member(target: Target, node: str, raft_address: str, http_url: str) -> None:
+    """NODE, with its data, is at other addresses."""
+    with target.client() as client:
+        _show_standing(target, client.move_member(node, raft_address=raft_address, http_url=http_url))
+
+
+@cluster.command("remove")
+@click.argument("node")
+@_target_options
+def remove_member(target: Target, node: str) -> None:
+    """Remove NODE for good: its id never comes back."""
+    with target.client() as client:
+        _show_standing(target, client.remove_member(node))
+
+
+@cluster.command("lead")
+@click.argument("node")
+@_target_options
+def lead(target: Target, node: str) -> None:
+    """Hand the lead over to NODE."""
+    with target.client() as client:
+        view = client.hand_over(node)
+    if target.json:
+        show.print_json(view)
+    else:
+        click.echo(f"{view.leader} leads")
+
+
+_STANDINGS = {
+    "voter": "counts",
+    "learner": "is in, and still catches up: it counts as soon as it has",
+    "removed": "is a member no more",
+}
+
+
+def _show_standing(target: Target, found: MemberStanding) -> None:
+    if target.json:
+        show.print_json(found)
+    else:
+        click.echo(f"{found.node} {_STANDINGS[found.standing]}")
 
 
 def _show_without_leader(target: Target) -> NoReturn:

@@ -220,3 +220,55 @@ async def test_cancel(server: FakeServer) -> None:
     assert (await run(server, "cancel", job_id)).exit_code == 0
     assert server.jobs[job_id]["state"] == "cancelled"
     assert (await run(server, "cancel", job_id)).exit_code == 1
+
+
+# ---------------------------------------------------------------- members
+
+
+PLACES = ("--raft", "10.0.0.4:7071", "--http", "http://10.0.0.4:7070")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path", "answer", "says"),
+    [
+        (("add", "n4", *PLACES), "", {"node": "n4", "standing": "voter"}, "n4 counts"),
+        (("add", "n4", *PLACES), "", {"node": "n4", "standing": "learner"}, "n4 is in, and still catches up"),
+        (("move", "n4", *PLACES), "/n4", {"node": "n4", "standing": "voter"}, "n4 counts"),
+        (("remove", "n4"), "/n4", {"node": "n4", "standing": "removed"}, "n4 is a member no more"),
+    ],
+)
+async def test_members_are_changed(
+    server: FakeServer, arguments: tuple[str, ...], path: str, answer: dict[str, str], says: str
+) -> None:
+    server.fault(f"/v1/cluster/members{path}", _ok(answer), _ok(answer))
+    got = await run(server, "cluster", *arguments)
+    assert (got.exit_code, got.stderr) == (0, "")
+    assert got.stdout.startswith(says)
+    assert json.loads((await run(server, "cluster", *arguments, "--json")).stdout) == answer
+
+
+async def test_a_new_members_addresses_are_sent(server: FakeServer) -> None:
+    server.fault("/v1/cluster/members", _ok({"node": "n4", "standing": "voter"}))
+    await run(server, "cluster", "add", "n4", *PLACES)
+    sent = {"node": "n4", "raft_address": "10.0.0.4:7071", "http_url": "http://10.0.0.4:7070"}
+    assert server.sent("/v1/cluster/members") == [sent]
+
+
+async def test_the_lead_is_handed_over(server: FakeServer) -> None:
+    server.fault("/v1/cluster/leader", _ok({"leader": "n2", "leader_url": "http://n2"}))
+    got = await run(server, "cluster", "lead", "n2")
+    assert (got.exit_code, got.stdout) == (0, "n2 leads\n")
+    assert server.sent("/v1/cluster/leader") == [{"node": "n2"}]
+
+
+async def test_a_refused_change_says_why(server: FakeServer) -> None:
+    server.fault("/v1/cluster/members/n2", problem("conflict", 409, detail="a change without quorum"))
+    got = await run(server, "cluster", "remove", "n2")
+    assert (got.exit_code, got.stderr) == (1, "horae: conflict: a change without quorum\n")
+
+
+async def test_flags_of_the_command_above_hold(server: FakeServer) -> None:
+    server.fault("/v1/cluster/leader", _ok({"leader": "n2", "leader_url": None}))
+    words = ["cluster", "--url", server.url, "--json", "lead", "n2"]
+    got = await asyncio.to_thread(CliRunner().invoke, main_group, words, env={"HORAE_URL": "", "HORAE_TOKEN": ""})
+    assert json.loads(got.stdout) == {"leader": "n2", "leader_url": None}

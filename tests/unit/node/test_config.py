@@ -239,3 +239,33 @@ def test_a_token_that_everybody_knows_is_refused_by_name(write, word: bytes, nam
 def test_a_number_in_quotes_is_refused_in_a_file(write):
     path = write('heartbeat_ms = "70"\n' + THREE)
     assert refusal(path) == f"{path}: heartbeat_ms: must be a whole number without quotes, not '70'"
+
+
+JOINING = {"node_id": "n4", "data_dir": "/d", "join": "http://10.0.0.1:7070, http://10.0.0.2:7070"}
+
+
+def test_a_node_that_joins_needs_no_members():
+    config = load_config(flags=JOINING | {"raft_listen": "127.0.0.1:7071"})
+    assert config.join == ("http://10.0.0.1:7070", "http://10.0.0.2:7070")
+    assert config.members == (config.own,)
+    assert config.own == ("n4", "127.0.0.1:7071", "http://127.0.0.1:7070")
+
+
+def test_a_node_that_joins_may_name_its_own_addresses():
+    own = "n4=10.0.0.4:7071@http://10.0.0.4:7070"
+    config = load_config(flags=JOINING | {"members": own, "raft_listen": "0.0.0.0:7071"})
+    assert config.own == ("n4", "10.0.0.4:7071", "http://10.0.0.4:7070")
+    assert config.raft_listen == ("0.0.0.0", 7071)
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ({}, "raft_listen must be the address at which the other nodes reach this one"),
+        ({"raft_listen": "0.0.0.0:7071"}, "raft_listen must be the address at which the other nodes reach this one"),
+        ({"members": "n1=a:1@http://a"}, "members of a node that joins may name itself, n4, only"),
+        ({"join": "n1:7070"}, "--join: must be a URL such as"),
+    ],
+)
+def test_an_impossible_join_is_refused_by_name(flags, says):
+    assert says in refusal(flags=JOINING | flags)

@@ -12,6 +12,7 @@ from tests.unit.raft.parts import free_ports
 
 from horae_node.clock import ManualClock, SystemClock
 from horae_node.errors import ConfigError
+from horae_node.raft import transport
 from horae_node.raft.port import Member, Roster
 from horae_node.raft.transport import FRAME_BYTES_MAX, Message, TcpTransport
 
@@ -247,3 +248,77 @@ async def test_a_peer_that_lost_its_directory_is_refused_whoever_dials(pair: Pai
     await pair.start(other, incarnation="b")
     await told.wait_links(1)
     assert told.links == [(other, True)]
+
+
+# ---------------------------------------------------------------- members that change
+
+
+def peers_of(pair: Pair, *node_ids: str) -> dict[str, str]:
+    return {member.node_id: member.raft_address for member in pair.members if member.node_id in node_ids}
+
+
+BOOK = Roster(9, (Member("n1", "h:1", "http://h"),), (Member("n7", "h:7", "http://h7"),))
+
+
+async def test_a_roster_is_told_at_each_connection(pair: Pair) -> None:
+    one, two = await connected(pair)
+    assert one.books == two.books == []
+    pair.ends["n1"].set_peers(peers_of(pair, "n2"), frozenset(), BOOK)
+    pair.ends["n1"].disconnect("n2", "to connect anew")
+    await two.wait_links(3)
+    assert two.books == [BOOK]
+
+
+@pytest.mark.parametrize(("stays", "goes"), [("n1", "n2"), ("n2", "n1")])
+async def test_a_removed_node_is_told_whoever_dials(pair: Pair, stays: str, goes: str) -> None:
+    await connected(pair)
+    pair.ends[stays].set_peers({}, frozenset({goes}), BOOK)
+    await asyncio.wait_for(pair.told[goes].sent_away.wait(), 5)
+    await pair.told[stays].wait_links(2)
+    assert pair.told[stays].links[-1] == (goes, False)
+
+
+async def test_a_removed_node_that_dials_is_told(pair: Pair) -> None:
+    await pair.start("n2")
+    pair.ends["n2"].set_peers({}, frozenset({"n1"}), BOOK)
+    one = await pair.start("n1")
+    await asyncio.wait_for(one.sent_away.wait(), 5)
+
+
+async def test_a_removed_node_that_is_not_dialled_asks(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "ASK_S", 0.01)
+    one = await pair.start("n1", members=[])
+    pair.ends["n1"].set_peers({}, frozenset({"n2"}), BOOK)
+    two = await pair.start("n2")
+    await asyncio.wait_for(two.sent_away.wait(), 5)
+    assert one.links == two.links == []
+
+
+async def test_one_that_only_asks_gets_no_connection(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though both know each other: the smaller id dials, and does so in its own time."""
+    monkeypatch.setattr(transport, "ASK_S", 0.01)
+    monkeypatch.setattr(transport, "REDIAL_MIN_S", 0.2)
+    await pair.start("n1")
+    two = await pair.start("n2")
+    await two.wait_links(1)
+    assert not two.sent_away.is_set()
+
+
+async def test_a_new_peer_is_dialled_and_an_old_one_dropped(pair: Pair) -> None:
+    one = await pair.start("n1", members=[])
+    two = await pair.start("n2")
+    pair.ends["n1"].set_peers(peers_of(pair, "n2"), frozenset(), BOOK)
+    await two.wait_links(1)
+    await one.wait_links(1)
+    pair.ends["n1"].set_peers({}, frozenset(), BOOK)
+    await two.wait_links(2)
+    assert two.links == [("n1", True), ("n1", False)]
+    assert not two.sent_away.is_set()
+
+
+async def test_a_peer_that_moved_is_dialled_at_its_new_address(pair: Pair) -> None:
+    elsewhere = [pair.members[0], pair.members[1]._replace(raft_address="127.0.0.1:1")]
+    await pair.start("n1", members=elsewhere)
+    two = await pair.start("n2")
+    pair.ends["n1"].set_peers(peers_of(pair, "n2"), frozenset(), BOOK)
+    await two.wait_links(1)
