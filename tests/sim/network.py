@@ -235,6 +235,8 @@ class Network:
         dialler, acceptor = connection.nodes
         if connection.over or self._connections[dialler, acceptor] is not connection:
             return
+        if acceptor not in self.ends:
+            return  # it has fallen silent since it was dialled, and is about to end
         connection.ends.add(acceptor)
         self.ends[acceptor].came_up(connection)
         if self._cuts[acceptor, dialler]:

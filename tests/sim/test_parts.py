@@ -250,6 +250,21 @@ async def _disconnect(end: SimTransport) -> None:
     end.disconnect("n1", "test")
 
 
+def test_who_falls_silent_while_it_is_dialled_takes_no_connection() -> None:
+    """Found by seed: its transport was silenced by a failed disk, its process not ended yet, and the hello arrived."""
+    wire = Wire()
+    first = wire.network._connections["n1", "n2"]
+    run_in(wire.processes["n2"], lambda: _disconnect(wire.ends["n2"]))
+    errors: list[BaseException] = []
+    wire.processes["n2"].on_error = errors.append
+    while wire.network._connections["n1", "n2"] is first:
+        wire.run(MILLISECOND // 10)  # until it is dialled anew
+    wire.ends["n2"].silence()
+    wire.run(5 * SECOND)
+    assert errors == []
+    assert wire.told["n2"].log == [True, False]
+
+
 # ---------------------------------------------------------------------- the disk
 
 
