@@ -2,31 +2,38 @@
 
 Both work on a data directory that no node has open. `restore` makes one: the state is the backup's, and the log begins
 at the very entry that the state ends with, so that every job, token and trigger is what it was, and nothing is done
-twice. `recover` changes one: its node is the only voter from then on. Not here: the words for the operator
+twice. `recover` changes one: its node is the only voter from then on. Both forget who the members were: those of the
+configuration count again. Not here: the words for the operator
 (`horae_http/offline.py`), how a backup is taken (`backup.py`). Next to read: `raft/boot.py`, which checks what is made.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from horae_node.applier import Applier
 from horae_node.clock import Clock
 from horae_node.config import KEYS, NodeConfig
+from horae_node.core import machine
 from horae_node.core.model import KNOWN_VERSIONS
-from horae_node.errors import ConfigError
+from horae_node.errors import ConfigError, Outdated
 from horae_node.raft import boot
-from horae_node.raft.pysyncobj_journal import ENTRY_NOOP
+from horae_node.raft.pysyncobj_journal import ENTRY_NOOP, ENTRY_REGULAR, Journal
 from horae_node.raft.snapshots import InstallNote
-from horae_node.surroundings import read_voters, write_voters
+from horae_node.voters import read_voters, write_voters
 from horae_storage import peer_book, snapshot
 from horae_storage.directory import Directory, open_directory
 from horae_storage.files import sync_directory
 from horae_storage.lmdb_kv import FIRST_STATE, LmdbStore
 from horae_storage.log_port import LogEntry
 from horae_storage.raft_log import LmdbRaftLog
+
+COMMANDS_PER_COMMIT = 5_000
+"""As a node's own default: bounds what is in one transaction."""
 
 
 def restore(backup: Path, data_dir: Path, *, cluster: str, node_id: str, clock: Clock) -> snapshot.SnapshotMeta:
@@ -84,6 +91,7 @@ def _fill(directory: Directory, backup: Path, meta: snapshot.SnapshotMeta, clock
     log.seal()
     log.close()
     _look(directory, clock)
+    _forget_members(directory)
     directory.mark_initialised()
 
 
@@ -119,11 +127,15 @@ def recover(config: NodeConfig, clock: Clock) -> Survivor:
     directory = _open_survivor(config)
     try:
         survivor = _survey(config, directory, clock)
+        _apply_tail(directory, clock)  # a change of members in it would come after they were forgotten
+        _forget_members(directory)
         directory.renew_incarnation()
         (config.data_dir / peer_book.FILE_NAME).unlink(missing_ok=True)
         write_voters(config.data_dir, [config.node_id])
     except OSError as error:
         raise ConfigError(f"{config.data_dir} cannot be written: {error.strerror}") from error
+    except Outdated as error:
+        raise ConfigError(str(error)) from error
     finally:
         directory.close()
     return survivor
@@ -150,15 +162,38 @@ def _survey(config: NodeConfig, directory: Directory, clock: Clock) -> Survivor:
 
 
 def _look(directory: Directory, clock: Clock) -> tuple[int, int, int, int]:
-    """Open state and log as a start would, and finish an install that was interrupted: applied, committed, last index,
-    and the cluster time. Raises: `ConfigError`, `Corrupt`."""
+    """Applied, committed, last index, and the cluster time. Raises: `ConfigError`, `Corrupt`."""
+    with _opened(directory, clock) as (applier, journal, commit_index):
+        return applier.applied_index, commit_index, journal.last_index, applier.meta().now_ms
+
+
+def _apply_tail(directory: Directory, clock: Clock) -> None:
+    """Apply all that the log holds: a cluster of one takes it for committed. Raises: `Outdated`, `StorageFull`."""
+    with _opened(directory, clock) as (applier, journal, _):
+        for data, index, _ in journal.entries(applier.applied_index + 1, journal.last_index):
+            applier.apply(index, data[1:] if data[:1] == ENTRY_REGULAR else b"")
+        applier.commit()
+
+
+def _forget_members(directory: Directory) -> None:
     store = LmdbStore(directory.state, create=False)
-    applier = Applier(store, cluster="", clock=clock, commit_interval_ms=1, commit_commands=1)
+    try:
+        machine.forget_members(store.txn)
+        store.commit()
+    finally:
+        store.close()
+
+
+@contextmanager
+def _opened(directory: Directory, clock: Clock) -> Iterator[tuple[Applier, Journal, int]]:
+    """State and log, and the commit index, opened as a start would; an install that was interrupted is finished."""
+    store = LmdbStore(directory.state, create=False)
+    applier = Applier(store, cluster="", clock=clock, commit_interval_ms=1, commit_commands=COMMANDS_PER_COMMIT)
     try:
         log = _open_log(directory.log, create=False)
         try:
             journal, state = boot.open_journal(log, applier, InstallNote(directory.snapshots))
-            return applier.applied_index, state.commit_index, journal.last_index, applier.meta().now_ms
+            yield applier, journal, state.commit_index
         finally:
             log.close()
     finally:
@@ -166,7 +201,7 @@ def _look(directory: Directory, clock: Clock) -> tuple[int, int, int, int]:
 
 
 def _open_log(path: Path, *, create: bool) -> LmdbRaftLog:
-    def post(callback: Any, value: Any) -> None:
+    def post(callback: Any, *values: Any) -> None:
         """Nobody waits for a single group: `close` sees to all of them."""
 
     return LmdbRaftLog(path, post, create=create)

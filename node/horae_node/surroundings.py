@@ -12,10 +12,8 @@ import socket
 from horae_node import logs
 from horae_node.config import Address, NodeConfig
 from horae_node.errors import ConfigError
-from horae_node.voters import VOTERS_FILE, read_members, read_voters, write_voters
+from horae_node.voters import read_members, read_voters, write_voters
 from horae_storage.directory import open_directory
-
-__all__ = ["VOTERS_FILE", "read_voters", "require_surroundings", "write_voters"]
 
 log = logs.get_log("process")
 

@@ -22,7 +22,7 @@ from horae_node.core import commands as c
 from horae_node.core import views
 from horae_node.core.commands import ENTRY_VERSION, Command, Header
 from horae_node.raft.pysyncobj_journal import ENTRY_NOOP, ENTRY_REGULAR
-from horae_node.surroundings import write_voters
+from horae_node.voters import write_voters
 from horae_storage.directory import open_directory
 from horae_storage.environment import read_shape
 from horae_storage.lmdb_kv import LmdbStore

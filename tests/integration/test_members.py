@@ -6,15 +6,19 @@ The load is `horae.AsyncClient`s that only see what they could not mend by retry
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from tests.helpers.api import LOST_ANSWER
-from tests.helpers.cluster import HOST, Cluster, NodeProcess, free_ports, poll
+from tests.helpers.cluster import HOST, Cluster, NodeProcess, clean_environ, command, free_ports, poll
 
 from horae.client import AsyncClient
+from horae_node.core import views
+from horae_node.core.invariants import check_invariants
+from horae_storage.lmdb_kv import LmdbStore
 
 pytestmark = pytest.mark.cluster
 
@@ -207,6 +211,38 @@ async def test_the_lead_is_handed_over_under_load(cluster: Cluster) -> None:
         assert await cluster.leader() is target
     await load.end(cluster)
     await cluster.finish()
+
+
+async def test_a_survivor_and_a_backup_begin_anew_whoever_the_members_were(cluster: Cluster, tmp_path: Path) -> None:
+    async with AsyncClient(cluster.urls()) as client:
+        await client.submit("t", id="kept")
+    four = await join(cluster, "n4")
+    backup, restored = tmp_path / "file.backup", tmp_path / "restored"
+    await do("backup", str(backup), "--url", four.url)
+    await cluster.stop_all()
+    four.write_config([four])
+    await do("node", "recover", "--config", str(four.config_path), "--yes-i-lose")
+    await do("restore", str(backup), "--data", str(restored), "--node-id", "m1", "--cluster", "other")
+    cluster.start(four)
+    await cluster.wait_ready([four])
+    view = await cluster.view(four)
+    assert view is not None
+    assert [(it["node"], it["standing"]) for it in view["members"]] == [("n4", "voter")]
+    async with AsyncClient([four.url]) as client:
+        assert (await client.job("kept")).id == "kept"
+    await cluster.stop(four)
+    with contextlib.closing(LmdbStore(restored / "state")) as store:
+        assert views.read_members(store.txn) == {}
+        assert check_invariants(store.txn) == []
+
+
+async def do(*arguments: str) -> None:
+    """`horae ARGUMENTS` as a process, which must succeed."""
+    process = await asyncio.create_subprocess_exec(
+        *command(*arguments), env=clean_environ(), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    told, _ = await process.communicate()
+    assert process.returncode == 0, told.decode()
 
 
 async def test_a_rolling_restart_costs_no_client_a_request(cluster: Cluster) -> None:

@@ -47,6 +47,7 @@ from horae_node.core.decide.members import (
     decide_promote_member,
     decide_remove_member,
     decide_set_members,
+    read_members,
 )
 from horae_node.core.decide.operate import decide_cancel, decide_delete, decide_requeue, decide_run_now
 from horae_node.core.decide.submit import decide_submit, decide_submit_batch
@@ -54,7 +55,7 @@ from horae_node.core.decide.version import decide_raise_version
 from horae_node.core.evolve import evolve
 from horae_node.core.model import FIRST_META, KNOWN_VERSIONS, Meta, Versions
 from horae_node.core.results import Advanced, EntryOutcome, Outcome
-from horae_node.core.tables import CLAIM_SWEEP, DUE, EXPIRY, META, RETENTION, WATCH, meta_of
+from horae_node.core.tables import CLAIM_SWEEP, DUE, EXPIRY, META, RETENTION, WATCH, member_key, meta_of
 from horae_storage.kv import Txn, View
 
 
@@ -96,6 +97,20 @@ def next_deadline(view: View) -> Deadline:
     wall = [_first(view, DUE), _first(view, EXPIRY), _first(view, RETENTION)]
     lease = [_first(view, WATCH), _first(view, CLAIM_SWEEP)]
     return Deadline(_earliest(wall), _earliest(lease))
+
+
+def forget_members(txn: Txn) -> None:
+    """Make the state one whose members were never written down, outside of any entry: for a cluster that begins anew.
+
+    All nodes of that cluster must do so at the same index, or their digests differ from then on.
+    """
+    row = txn.get(META)
+    if row is None:
+        return
+    txn.seed_digest(meta_of(row).digest)
+    for node_id in sorted(read_members(txn)):
+        txn.delete(member_key(node_id))
+    txn.put(META, meta_of(row)._replace(digest=txn.digest))
 
 
 def _apply_command(ctx: Context, epoch: int, command: Command) -> Outcome:

@@ -11,7 +11,8 @@ import pytest
 
 from horae_node.config import NodeConfig, load_config
 from horae_node.errors import ConfigError
-from horae_node.surroundings import VOTERS_FILE, require_surroundings
+from horae_node.surroundings import require_surroundings
+from horae_node.voters import VOTERS_FILE
 from horae_storage.directory import open_directory
 from horae_storage.errors import DirectoryInUse, ForeignDirectory
 
