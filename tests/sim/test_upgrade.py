@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from tests.sim.machine import Machine
 from tests.sim.test_scenarios import Stage
 from tests.sim.world import SECOND
@@ -37,15 +38,25 @@ def versions(stage: Stage) -> set[int]:
     return {machine.life.node.applier.meta().machine_version for machine in stage.cluster.order if machine.life}
 
 
+def gauges(machine: Machine) -> tuple[float, float]:
+    """The metrics: what the machine is, and the newest that this build knows."""
+    assert machine.life is not None
+    families = text_string_to_metric_families(machine.life.node.metrics_text().decode())
+    told = {family.name: family.samples[0].value for family in families if family.samples}
+    return told["horae_machine_version"], told["horae_machine_version_known"]
+
+
 def test_it_rises_when_the_last_one_is_upgraded_and_not_before(stage: Stage) -> None:
     *first, last = stage.cluster.order
     for machine in first:
         upgrade(stage, machine)
     stage.run(30 * SECOND)
     assert versions(stage) == {KNOWN_VERSIONS.newest}
+    assert [gauges(machine) for machine in stage.cluster.order] == [(1, 2)] * len(first) + [(1, 1)]
     upgrade(stage, last)
     stage.run(5 * SECOND)
     assert versions(stage) == {NEWER.newest}
+    assert {gauges(machine) for machine in stage.cluster.order} == {(2, 2)}
     applied = stage.cluster.judge.max_applied
     stage.run(20 * SECOND)
     assert stage.cluster.judge.max_applied > applied
