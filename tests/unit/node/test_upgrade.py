@@ -138,3 +138,9 @@ async def test_it_is_told_who_is_waited_for_and_what_was_done(
         ("machine_version_proposed", {"room": "upgrade", "version": 3}),
         ("machine_version_raised", {"room": "upgrade", "version": 3}),
     ]
+
+
+async def test_a_node_that_runs_alone_raises_it_at_once() -> None:
+    alone = Upgraded()
+    await alone.node.open()
+    assert await alone.look() == 3
