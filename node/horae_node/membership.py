@@ -90,7 +90,8 @@ class Membership:
             if voters:
                 self._require_majority(voters, f"without {node_id}")
         if node_id == self._node_id and len(roster.voters) > 1:
-            await self.hand_over_to_any()
+            if not await self.hand_over_to_any():
+                raise Refused("conflict", f"nobody took over in time: {node_id} leads on, and stays")
             raise NotApplied("no_leader", "this node handed over, to be removed; ask the new leader")
         await self._change(RemoveMember(node_id))
 

@@ -14,6 +14,7 @@ import pytest
 from tests.unit.raft.parts import Cluster
 
 from horae_node.errors import NotApplied, OutcomeUnknown
+from horae_node.raft.port import LogLimits
 
 MakeCluster = Callable[..., Cluster]
 
@@ -95,6 +96,23 @@ async def test_a_learner_gets_everything_and_counts_for_nothing(make: MakeCluste
     with pytest.raises(OutcomeUnknown):
         await asyncio.wait_for(lost, 10)
     assert cluster.machines["n4"].entries == [b"before", b"one"]
+
+
+async def test_a_new_node_that_is_behind_the_log_gets_a_snapshot_with_the_members_in_it(make: MakeCluster) -> None:
+    cluster = make(4, 1)
+    cluster.limits = LogLimits(tail_bytes=1 << 20, tail_entries=20)
+    await cluster.start()
+    big = [bytes([number]) * 20_000 for number in range(200)]
+    await cluster.propose(*big)
+    leader = await cluster.leader()
+    cluster.machines[leader].commit()
+    await wait_until(lambda: cluster.nodes[leader].status().first_index > 100)
+    await add(cluster, "n1 n2 n3", "n4")
+    assert cluster.nodes["n4"].status().first_index > 100
+    assert cluster.nodes["n4"].roster.standing("n4") == "voter"
+    await cluster.stop(leader)
+    await cluster.propose(b"three of four")
+    assert cluster.machines["n4"].entries[:200] == big
 
 
 async def test_a_promoted_node_counts(make: MakeCluster) -> None:

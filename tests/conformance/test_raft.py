@@ -146,6 +146,14 @@ async def test_one_node_applies_in_order_once_it_is_durable() -> None:
     await raft.stop()
 
 
+async def test_one_node_has_nobody_to_hand_over_to() -> None:
+    raft = await open_local(MemoryRaftLog(post), ListMachine())
+    assert not await raft.hand_over("n2")
+    assert raft.roster.at_index == 0
+    assert raft.is_leader
+    await raft.stop()
+
+
 async def test_one_node_restarts_from_disk() -> None:
     log, machine = MemoryRaftLog(post), ListMachine()
     raft = await open_local(log, machine)

@@ -26,6 +26,8 @@ class FakeRaft:
         self._on_role: Callable[[], None] = lambda: None
         self.peers: dict[str, PeerStatus] = {}
         self.handed_to: list[str] = []
+        self.hands_over = False
+        """Somebody takes over."""
 
     def propose(self, entry: bytes) -> asyncio.Future[object]:
         if not self.is_leader:
@@ -79,7 +81,7 @@ class FakeRaft:
 
     async def hand_over(self, node_id: str) -> bool:
         self.handed_to.append(node_id)
-        return not self.is_leader
+        return self.hands_over
 
     def on_roster(self, callback: Callable[[Roster], None]) -> None: ...
 

@@ -28,6 +28,7 @@ class Load:
 
     def __init__(self, urls: list[str], clients: int = 4) -> None:
         self.acknowledged: list[str] = []
+        self.completed: list[str] = []
         self.errors: list[BaseException] = []
         self._numbers = itertools.count()
         self._stop = False
@@ -39,9 +40,16 @@ class Load:
                 try:
                     job = await client.submit("t", id=f"job-{next(self._numbers)}")
                     self.acknowledged.append(job.id)
+                    await self._work(client, job.id)
                 except Exception as error:  # the root of this task: whatever it is, the test fails by it
                     self.errors.append(error)
                     return
+
+    async def _work(self, client: AsyncClient, job_id: str) -> None:
+        """Claim one job, whosever it is, and end it."""
+        for claim in await client.claim(f"w-{job_id}", ["default"], max_jobs=1, wait_seconds=2, claim_id=f"c-{job_id}"):
+            assert (await client.complete(claim.id, claim.lease_token)).state == "succeeded"
+            self.completed.append(claim.id)
 
     async def progress(self, count: int = 20) -> None:
         """Until so many more jobs are acknowledged."""
@@ -58,9 +66,13 @@ class Load:
         self._stop = True
         await asyncio.gather(*self._tasks)
         assert self.errors == []
+        assert len(set(self.completed)) == len(self.completed) > 0
+        done = set(self.completed)
         async with AsyncClient([node.url for node in cluster.living]) as client:
             for job_id in self.acknowledged:
-                assert (await client.job(job_id)).id == job_id
+                job = await client.job(job_id)
+                assert (job.state == "succeeded") == (job_id in done), job
+                assert job.attempt <= 1, job
 
 
 @pytest.fixture

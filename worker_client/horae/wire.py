@@ -74,7 +74,7 @@ PATTERN_HINTS: Final[dict[str, str]] = {
 
 QueueName = Annotated[str, Meta(pattern=_QUEUE, description="A queue's name")]
 NodeId = Annotated[str, Meta(pattern=_NODE, description="A node's id")]
-Address = Annotated[str, Meta(min_length=1, max_length=300, pattern=_LINE)]
+Address = Annotated[str, Meta(min_length=1, max_length=255, pattern=_LINE)]
 JobId = Annotated[str, Meta(min_length=1, max_length=200, pattern=_JOB_ID)]
 TaskName = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)]
 WorkerName = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)]

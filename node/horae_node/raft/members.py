@@ -13,9 +13,11 @@ for a node that was away may have to be led by one that its own state has never 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from horae_node.raft.port import Member, Roster
+
+PORT_MAX: Final = 65_535
 
 
 class Seats(NamedTuple):
@@ -71,6 +73,6 @@ def _members_of(told: object) -> tuple[Member, ...] | None:
         if not isinstance(entry, (tuple, list)) or len(entry) != 3 or not all(type(field) is str for field in entry):
             return None
         port = entry[1].rpartition(":")[2]
-        if not (port.isascii() and port.isdigit()):
+        if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) <= PORT_MAX):
             return None
     return tuple(Member(*entry) for entry in told)

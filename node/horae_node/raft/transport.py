@@ -27,8 +27,8 @@ from horae_node.raft.port import Member, Roster
 PROTOCOL_VERSION: Final = 1
 FRAME_BYTES_MAX: Final = 8 << 20
 """A batch of 2 MiB that one entry of 1 MiB may exceed, and room to grow."""
-HELLO_BYTES_MAX: Final = 4096
-"""A stranger can make us keep no more than this."""
+HELLO_BYTES_MAX: Final = 8192
+"""A stranger can make us keep no more than this: a hello with nine members of the longest names."""
 BUFFER_BYTES_MAX: Final = 32 << 20
 """Not taken by the peer's kernel yet: beyond it the connection goes, and the peer resumes from what it acknowledged."""
 PING_S: Final = 0.5
@@ -257,11 +257,11 @@ class TcpTransport:
             return f"cluster {hello.get('cluster')!r}, ours is {self.hello['cluster']!r}"
         node_id = hello.get("node")
         expected = link.dialled_id
+        if not isinstance(node_id, str) or (node_id not in self._addresses and node_id not in self._removed):
+            return f"unknown node {node_id!r}"
         if node_id in self._removed:
             link.is_removed = True
             return f"node {node_id!r} is a member no more"
-        if not isinstance(node_id, str) or node_id not in self._addresses:
-            return f"unknown node {node_id!r}"
         if expected is not None and node_id != expected:
             return f"node {node_id!r} answers at the address of {expected!r}"
         if expected is None and node_id > self.own_id:

@@ -134,9 +134,11 @@ async def test_the_rules_refusal_is_the_callers() -> None:
 
 async def test_a_leader_that_is_to_leave_hands_over_first() -> None:
     node = await of_three(n2=peer(match_index=3), n3=peer(match_index=7))
+    assert "n1 leads on, and stays" in str(await refusal(node.membership.remove("n1")))
+    node.raft.hands_over = True
     with pytest.raises(NotApplied, match="no_leader"):
         await node.membership.remove("n1")
-    assert node.raft.handed_to == ["n3"]
+    assert node.raft.handed_to == ["n3", "n3"]
     assert standing(node, "n1") == "voter"
 
 

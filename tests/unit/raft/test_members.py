@@ -266,7 +266,17 @@ def test_a_book_is_told_and_understood() -> None:
 
 @pytest.mark.parametrize(
     "told",
-    [None, 3, [], [1, 2, 3], ["1", [], []], [1, [["n1", "h:1"]], []], [1, [], [["n", "h:x", ""]]], [1, [], [[1]]]],
+    [
+        None,
+        3,
+        [],
+        [1, 2, 3],
+        ["1", [], []],
+        [1, [["n1", "h:1"]], []],
+        [1, [], [["n", "h:x", ""]]],
+        [1, [["n", "h:65536", ""]], []],
+        [1, [], [[1]]],
+    ],
 )
 def test_what_is_no_book_is_none(told: object) -> None:
     assert book_of(told) is None

@@ -11,10 +11,12 @@ import pytest
 from tests.unit.raft.parts import free_ports
 
 from horae_node.clock import ManualClock, SystemClock
+from horae_node.core.decide.members import MEMBERS_MAX
 from horae_node.errors import ConfigError
 from horae_node.raft import transport
+from horae_node.raft.members import book_as_told
 from horae_node.raft.port import Member, Roster
-from horae_node.raft.transport import FRAME_BYTES_MAX, Message, TcpTransport
+from horae_node.raft.transport import FRAME_BYTES_MAX, HELLO_BYTES_MAX, Message, TcpTransport
 
 
 class Told:
@@ -164,6 +166,7 @@ async def test_a_dropped_connection_is_made_anew(pair: Pair) -> None:
         HELLO | {"node": "stranger"},
         HELLO | {"node": "n2"},
         HELLO | {"node": 7},
+        HELLO | {"node": ["n1"]},
         HELLO | {"incarnation": None},
         HELLO | {"v": 99},
         "hello",
@@ -258,6 +261,28 @@ def peers_of(pair: Pair, *node_ids: str) -> dict[str, str]:
 
 
 BOOK = Roster(9, (Member("n1", "h:1", "http://h"),), (Member("n7", "h:7", "http://h7"),))
+
+
+@pytest.mark.parametrize("book", [7, "x", [1], [1, 2, 3], {"at_index": 1}])
+async def test_what_is_no_roster_is_not_told(pair: Pair, book: object) -> None:
+    two = await pair.start("n2")
+    _, writer = await pair.dial()
+    writer.write(frame(HELLO | {"book": book}))
+    await two.wait_links(1)
+    assert two.books == []
+    writer.close()
+
+
+def test_a_hello_has_room_for_the_longest_names() -> None:
+    name, address = "n" * 63, "h" * 255
+    members = tuple(Member(name, address, address) for _ in range(MEMBERS_MAX))
+    hello = HELLO | {
+        "node": name,
+        "cluster": name,
+        "incarnation": "i" * 64,
+        "book": book_as_told(Roster(2**40, members)),
+    }
+    assert len(msgpack.packb(hello)) < HELLO_BYTES_MAX
 
 
 async def test_a_roster_is_told_at_each_connection(pair: Pair) -> None:
