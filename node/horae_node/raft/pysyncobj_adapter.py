@@ -442,8 +442,12 @@ class PySyncObjRaft:
             self._wake()
 
     def _hand_over(self) -> None:
-        self._journal.seal()
+        """Sends first: what must wait for the disk is not among them (rule 1), and a peer's disk takes longer than ours.
+
+        The other way round, a lone submit's entry left the leader 20 to 100 us later.
+        """
         self._transport.flush()
+        self._journal.seal()
 
     def _send_what_waits(self) -> None:
         guard = self._guard
@@ -583,7 +587,7 @@ class PySyncObjRaft:
         if now < self._compact_at:
             return
         self._compact_at = now + COMPACT_EVERY_S
-        self._shelf.sweep()
+        self._shelf.sweep(now)
         limits, journal = self._limits, self._journal
         # A quarter of slack, so that not each second cuts.
         if journal.data_bytes * 4 <= limits.tail_bytes * 5 and len(journal) * 4 <= limits.tail_entries * 5:
