@@ -170,6 +170,30 @@ async def test_a_dead_node_is_replaced_and_learns_of_it_when_it_comes_back(clust
     await finish(cluster, dead)
 
 
+async def test_a_node_gets_in_though_leaders_die_meanwhile(cluster: Cluster) -> None:
+    load = Load(cluster.urls())
+    await load.progress()
+    four = cluster.new_node("n4")
+    cluster.start(four)
+    cluster.nodes.append(four)
+    for _ in range(2):
+        leader = await cluster.leader()
+        cluster.kill(leader)
+        await load.progress()
+        cluster.start(leader)
+        await cluster.wait_ready([leader])
+
+    async def counts() -> bool:
+        return await standing(cluster, four) == "voter"
+
+    await poll("n4 counts", counts)
+    cluster.kill(four)
+    cluster.start(four)
+    await cluster.wait_ready([four])
+    await load.end(cluster)
+    await cluster.finish()
+
+
 async def test_a_change_that_would_leave_no_majority_is_refused(cluster: Cluster) -> None:
     leader = await cluster.leader()
     dead, other = [node for node in cluster.nodes if node is not leader]
