@@ -16,7 +16,7 @@ from tests.unit.raft.script import Script, ScriptNode
 
 from horae_node.errors import Fatal
 from horae_node.raft.port import SnapshotInfo
-from horae_node.raft.pysyncobj_core import BATCH_BYTES, CANDIDATE, NOT_APPLIED, SUCCESS
+from horae_node.raft.pysyncobj_core import BATCH_BYTES, CANDIDATE, FOLLOWER, NOT_APPLIED, SUCCESS
 from horae_node.raft.snapshots import AHEAD_PIECES, PIECE_BYTES, Transfer
 
 
@@ -194,6 +194,21 @@ def test_11_a_candidate_that_was_left_behind_learns_the_newer_term(led: Script) 
     led.inject("c", "b", {"type": "request_vote", "term": 3, "last_log_index": 9, "last_log_term": 2})
     (hint,) = led.under_way("b", "c")
     assert (hint["type"], hint["term"]) == ("term_hint", 7)
+
+
+def test_11_who_retires_with_its_pre_vote_won_stands_no_more(script: Script) -> None:
+    script.tick("a", after_ms=1000)
+    script["a"].core.election_deadline = 0.0
+    script.tick("a")
+    script.deliver("a", "b")
+    script.deliver("b", "a")
+    assert script["a"].core.election_deadline == 0.0, "its next tick would hold the election"
+    script["a"].core.enter()
+    script["a"].guard.retire()
+    script.tick("a")
+    script.tick("a", after_ms=2000)
+    assert script["a"].core.state == FOLLOWER
+    assert script["a"].core.term == 0
 
 
 def test_11_a_leader_that_is_cut_off_stops_within_the_fallback(led: Script) -> None:
