@@ -442,7 +442,7 @@ class PySyncObjRaft:
             self._wake()
 
     def _hand_over(self) -> None:
-        """Sends first: what must wait for the disk is not among them (rule 1), and a peer's disk takes longer than ours.
+        """Sends first: what must wait for the disk is not among it (rule 1), and a peer's disk takes longer than ours.
 
         The other way round, a lone submit's entry left the leader 20 to 100 us later.
         """
