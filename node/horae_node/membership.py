@@ -68,6 +68,11 @@ class Membership:
         The same again is a repeat. Raises: `Refused` (`conflict`), `NotApplied`, `OutcomeUnknown`.
         """
         self._require_several()
+        known = self._find(member.node_id)
+        if known is not None and known != member:
+            raise Refused(
+                "conflict", f"{member.node_id} is a member already, at {known.raft_address} and {known.http_url}"
+            )
         await self._change(AddMember(*member))
         loop = asyncio.get_running_loop()
         deadline = loop.time() + PROMOTE_WAIT_S
@@ -84,6 +89,7 @@ class Membership:
     async def remove(self, node_id: str) -> None:
         """It leaves for good. A leader that is to leave hands over first. Raises: as `add`, and `not_found`."""
         roster = self._raft.roster
+        self._require_known(node_id)
         if roster.standing(node_id) == "voter":
             self._require_several()
             voters = {member.node_id for member in roster.voters} - {node_id}
@@ -98,14 +104,15 @@ class Membership:
     async def move(self, member: Member) -> None:
         """The same node at other addresses. Raises: as `remove`."""
         self._require_several()
+        self._require_known(member.node_id)
         await self._change(MoveMember(*member))
 
     async def hand_over(self, node_id: str) -> None:
         """That voter leads. Raises: `Refused`: `not_found`, `conflict` when it cannot or did not; then we lead on."""
         if node_id == self._node_id:
             return
-        standing = self._raft.roster.standing(node_id)
-        if standing in (None, "removed"):
+        standing = self._require_known(node_id)
+        if standing == "removed":
             raise Refused("not_found", f"there is no member {node_id}")
         if standing == "learner":
             raise Refused("conflict", f"{node_id} is being added: it cannot lead before it counts")
@@ -185,6 +192,16 @@ class Membership:
         if roster.at_index:
             return ()
         return (SetMembers(tuple(MemberAddress(*member) for member in roster.voters)),)
+
+    def _find(self, node_id: str) -> Member | None:
+        return next((member for member in self._raft.roster.members if member.node_id == node_id), None)
+
+    def _require_known(self, node_id: str) -> str:
+        """Its standing. Before anything is written: a call that is refused leaves no trace."""
+        standing = self._raft.roster.standing(node_id)
+        if standing is None:
+            raise Refused("not_found", f"there is no member {node_id}")
+        return standing
 
     def _require_several(self) -> None:
         roster = self._raft.roster

@@ -269,6 +269,8 @@ class Node:
             while self._book is not written:
                 written = self._book
                 await asyncio.to_thread(self._host.remember_members, written)
+        except OSError as error:  # the state has them too: what is lost is who could be reached before it is read
+            log.warning("members_not_written", reason=str(error))
         finally:
             self._remembering = None
 

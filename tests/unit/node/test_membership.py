@@ -130,6 +130,12 @@ async def test_the_rules_refusal_is_the_callers() -> None:
     node = await of_three()
     refused = await refusal(node.membership.remove("n9"))
     assert (refused.code, refused.detail) == ("not_found", "there is no member n9")
+    refused = await refusal(node.membership.add(Member("n2", "elsewhere:1", "http://elsewhere")))
+    assert refused.code == "conflict"
+    assert "n2 is a member already" in refused.detail
+    refused = await refusal(node.membership.move(Member("n9", "elsewhere:1", "http://elsewhere")))
+    assert refused.code == "not_found"
+    assert node.raft.roster.at_index == 0, "a refused call writes nothing down"
 
 
 async def test_a_leader_that_is_to_leave_hands_over_first() -> None:
