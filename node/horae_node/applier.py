@@ -57,7 +57,7 @@ class Applier:
         self._in_entry = False
         """An entry is applied, or its apply raised and left half of it in the open transaction."""
         self._full = False
-        self._copies: dict[asyncio.Future[int], Frozen] = {}
+        self._copies: dict[asyncio.Future[tuple[int, bytes]], Frozen] = {}
         self._last_stamp = (self.meta().now_ms, clock.monotonic_ms())
         self._committed_at_ms = clock.monotonic_ms()
         self._on_entry: Callable[[int, EntryOutcome], None] | None = None
@@ -176,10 +176,10 @@ class Applier:
         copy = asyncio.ensure_future(asyncio.to_thread(_write_snapshot, frozen, path, meta))
         self._copies[copy] = frozen
         copy.add_done_callback(self._on_copied)
-        size_bytes = await asyncio.shield(copy)
-        return SnapshotInfo(path, index, meta.last_term, meta.previous_term, size_bytes)
+        size_bytes, checksum = await asyncio.shield(copy)
+        return SnapshotInfo(path, index, meta.last_term, meta.previous_term, size_bytes, checksum)
 
-    def _on_copied(self, copy: asyncio.Future[int]) -> None:
+    def _on_copied(self, copy: asyncio.Future[tuple[int, bytes]]) -> None:
         """Only now: to release what a thread still copies would hold the loop until it has ended."""
         self._copies.pop(copy).release()
         if not copy.cancelled():
@@ -231,9 +231,10 @@ def _read_roster(view: View) -> Roster | None:
     )
 
 
-def _write_snapshot(frozen: Frozen, path: Path, meta: snapshot.SnapshotMeta) -> int:
-    snapshot.write(frozen, path, meta)
-    return path.stat().st_size
+def _write_snapshot(frozen: Frozen, path: Path, meta: snapshot.SnapshotMeta) -> tuple[int, bytes]:
+    """Its size and its checksum."""
+    checksum = snapshot.write(frozen, path, meta)
+    return path.stat().st_size, checksum
 
 
 def _make_ready(info: SnapshotInfo) -> int:

@@ -53,8 +53,8 @@ class _Footer(NamedTuple):
     magic: bytes
 
 
-def write(source: Copyable, path: Path, meta: SnapshotMeta) -> None:
-    """Write a snapshot to `path`, synced; the name appears when the file is complete.
+def write(source: Copyable, path: Path, meta: SnapshotMeta) -> bytes:
+    """Write a snapshot to `path`, synced; the name appears when the file is complete. Its SHA-256, as in the footer.
 
     Raises: `StorageFull` or `StorageFailed`; then nothing is left.
     """
@@ -69,6 +69,7 @@ def write(source: Copyable, path: Path, meta: SnapshotMeta) -> None:
             file.seek(state_bytes)
             file.write(packed + _FOOTER.pack(len(packed), state_bytes, sha256, FORMAT_VERSION, _MAGIC))
         publish(temporary, path)
+        return sha256
     except OSError as error:
         raise as_file_error(error, path) from error
     finally:

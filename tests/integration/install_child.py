@@ -1,9 +1,9 @@
 """A follower in a process of its own that receives and installs one snapshot, and is killed at a given step of it.
 
 The follower is the real one, adapter, log, state and applier, on real files; its leader is played here, over a
-transport that hands messages over. A step is each piece, and each opening, renaming, removing and cutting of a file
-below the directory: at step `kill_at` the process kills itself. Not here: what must be found afterwards
-(`test_install_kills.py`).
+transport that hands messages over, and whose connection breaks once amid the transfer. A step is each piece, and each
+opening, renaming, removing and cutting of a file below the directory: at step `kill_at` the process kills itself. Not
+here: what must be found afterwards (`test_install_kills.py`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from horae_node.applier import Applier
 from horae_node.clock import SystemClock
 from horae_node.raft import snapshots
-from horae_node.raft.port import Member, SnapshotInfo
+from horae_node.raft.port import Member, Roster, SnapshotInfo
 from horae_node.raft.pysyncobj_adapter import PySyncObjRaft
 from horae_node.raft.snapshots import Shelf
 from horae_storage import snapshot
@@ -48,26 +49,42 @@ class Leader:
     async def start(self, handler: Any) -> None:
         self._handler = handler
         meta = self._meta
-        size = self._source.stat().st_size
-        self._shelf.put(SnapshotInfo(self._source, meta.last_index, meta.last_term, meta.previous_term, size))
+        data = self._source.read_bytes()
+        checksum = sha256(data).digest()
+        info = SnapshotInfo(self._source, meta.last_index, meta.last_term, meta.previous_term, len(data), checksum)
+        self._shelf.put(info)
         self._shelf.remove = lambda path: None
         handler.on_connection("n1", True)
-        asyncio.get_running_loop().call_soon(self._send_all)
+        asyncio.get_running_loop().call_soon(self._send_until_break, len(data) * 2 // 3)
 
-    def _send_all(self) -> None:
-        while True:
-            piece = self._shelf.next_piece("n1")
-            assert piece is not None
-            self._step()
-            self._seq += 1
-            message = {"type": "append_entries", "term": TERM, "seq": self._seq, "commit_index": 0, "serialized": piece}
-            self._handler.on_messages("n1", [message])
-            if piece["last"]:
-                return
+    def _send_until_break(self, offset: int) -> None:
+        while self._send_one()["offset"] < offset:
+            pass
+        self._handler.on_connection("n1", False)
+        self._handler.on_connection("n1", True)
+        self._shelf.break_off("n1", 0.0)
+        self._send_one()  # its answer says how much there is
+
+    def _send_rest(self) -> None:
+        while not self._send_one()["last"]:
+            pass
+
+    def _send_one(self) -> dict[str, Any]:
+        piece = self._shelf.next_piece("n1")
+        assert piece is not None
+        self._step()
+        self._seq += 1
+        message = {"type": "append_entries", "term": TERM, "seq": self._seq, "commit_index": 0, "serialized": piece}
+        self._handler.on_messages("n1", [message])
+        return piece
 
     def send(self, node_id: str, message: dict[str, Any]) -> None:
         if message.get("success") and message["next_node_idx"] == self._meta.last_index + 1:
             self.installed.set()
+        if self._shelf.skip("n1", message.get("have")) is not None:
+            asyncio.get_running_loop().call_soon(self._send_rest)
+
+    def set_peers(self, addresses: Mapping[str, str], removed: frozenset[str], book: Roster) -> None: ...
 
     def flush(self) -> None: ...
 
@@ -108,7 +125,7 @@ async def _receive(directory: Path, leader: Leader) -> None:
     applier = Applier(store, cluster="test", clock=clock, commit_interval_ms=1000, commit_commands=1000)
     raft = PySyncObjRaft(
         own_id="n2",
-        members=MEMBERS,
+        book=Roster(0, MEMBERS),
         cluster="test",
         log=LmdbRaftLog(directory / "log", asyncio.get_running_loop().call_soon_threadsafe),
         machine=applier,

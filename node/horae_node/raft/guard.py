@@ -65,6 +65,7 @@ PIECE_FIELDS: Final[tuple[tuple[str, type], ...]] = (
     ("term", int),
     ("previous_term", int),
     ("size", int),
+    ("checksum", bytes),
     ("offset", int),
     ("data", bytes),
     ("crc", int),
@@ -340,9 +341,7 @@ class Guard:
         link.clear()
         link.muted = False
         link.stale_seq = link.seq
-        self._shelf.cancel(node_id)
-        if self.installing is None:
-            self._intake.drop()
+        self._shelf.break_off(node_id, self._clock.monotonic())
         core = self._core
         core.connect(link.peer, up)
         if core.state == LEADER and (matched := core.match_index.get(link.peer, 0)) > 0:
@@ -367,6 +366,8 @@ class Guard:
             link.stale_seq = link.seq
             self._unmute(link)
             self._shelf.cancel(link.peer.id)
+        if new == LEADER:
+            self._intake.drop()
         if old == LEADER:
             self.rounds.clear()
             self._core.drain_proposals()  # 13: what waits in the queue must not reach a later reign
@@ -430,6 +431,8 @@ class Guard:
         # 20: in one group with the entries, on the disk before they are acknowledged.
         self._journal.setRaftCommitIndex(max(self._core.commit, self.commit_known))
         self.raise_commit()
+        if self._intake.reception is not None:
+            self._intake.drop()  # the log has it all: nobody sends the rest
         self._accept(link, seq, verified)
 
     def _skip_below(self, first: int, prev: int, prev_term: int, entries: tuple) -> tuple:  # type: ignore[type-arg]
@@ -545,15 +548,19 @@ class Guard:
             self._intake.drop()
             self._accept(link, seq, self._safe)  # 8: never backwards
             return
-        taken = self._intake.take((link.peer.id, message["term"]), piece)
+        taken = self._intake.take(piece)
         if isinstance(taken, SnapshotInfo):
             self.installing = taken
             self._install(taken)
         if taken is False:
             log.warning("snapshot_broken", peer=link.peer.id, index=piece["index"])
             self._answer(link, seq, self._journal.last_index + 1, reset=True)
-        else:
-            self._keep_alive(link, seq, early=self._intake.behind)  # 16: what is not written yet counts as in flight
+            return
+        # 16: what is not written yet counts as in flight
+        answer = self._answer_message(seq, 0, early=self._intake.behind or bool(link.gated))
+        if piece["offset"] == 0:
+            answer["have"] = self._intake.have  # 8: of the same snapshot, from before a break
+        self._send(link, answer)
 
     def on_pieces_written(self) -> None:
         """The disk has taken pieces: their sender may go on."""
@@ -609,9 +616,7 @@ class Guard:
     @property
     def holding_index(self) -> int | None:
         """Index that the log may not be cut above while somebody receives or installs; None when nobody does."""
-        held = [link.awaits_install for link in self.links.values() if link.awaits_install]
-        sending = self._shelf.holding_index
-        return min(held + ([] if sending is None else [sending]), default=None)
+        return self._shelf.holding_index
 
     # ================================================================== as the leader
 
@@ -632,7 +637,6 @@ class Guard:
                 self._mute(link)
                 link.awaits_install = piece["index"]
                 self._core.next_index[link.peer] = piece["index"] + 1
-                self._shelf.cancel(link.peer.id)
         if size:
             link.flight.append((link.seq, size))
             link.flight_bytes += size
@@ -668,6 +672,8 @@ class Guard:
             if isinstance(wall_ms, int):
                 self._on_peer_clock(link.peer.id, wall_ms)
         next_index, reset, success = message["next_node_idx"], message["reset"], message["success"]
+        if "have" in message and (offset := self._shelf.skip(link.peer.id, message["have"])) is not None:
+            log.event("snapshot_resumed", peer=link.peer.id, offset=offset)
         if reset:
             reset = seq > link.stale_seq  # 6
             if reset:
@@ -683,6 +689,8 @@ class Guard:
                 raise Fatal(f"{link.peer.id} acknowledges entry {index}, our log ends at {self._journal.last_index}")
             if link.awaits_install and index >= link.awaits_install:
                 link.awaits_install = 0
+            if self._shelf.holds:
+                self._shelf.acknowledged(link.peer.id, index)
             if index > self._journal.durable_index:
                 link.held = max(link.held, index)  # 2
                 index = self._journal.durable_index

@@ -81,6 +81,8 @@ class SnapshotInfo(NamedTuple):
     previous_term: int
     """Term of the entry at `last_index - 1`."""
     size_bytes: int
+    checksum: bytes
+    """SHA-256 of what is in it: two snapshots with the same one are the same bytes."""
 
 
 class StateMachine(Protocol):

@@ -1,10 +1,11 @@
 """Snapshots on their way: `Shelf` cuts the leader's into pieces, `Intake` puts them together at a follower.
 
-A piece is a dict: `index`, `term` (of the snapshot's last entry), `size` (of the whole), `offset`, `data`, `crc` (of
-everything up to and with this piece), `last`. One transfer a follower, from its beginning after any break: nothing of
-an older transfer or connection is ever joined to a newer one (docs/consensus.md, 8). What touches the disk is a method
-of its own (`Transfer.fill`, `Reception.write`): the owner can have it done in a thread. Not here: when a follower needs
-one, flow control (`guard.py`), taking and installing (the state machine, driven by `pysyncobj_adapter.py`).
+A piece is a dict: `index`, `term` (of the snapshot's last entry), `size` and `checksum` (of the whole), `offset`,
+`data`, `crc` (of everything up to and with this piece), `last`. After any break a transfer begins again with its first
+piece; a follower that still has more of the very same bytes says so in its answer, and the transfer goes on from there
+(docs/decisions/0009). Nothing else is ever joined (docs/consensus.md, 8). What touches the disk is a method of its own
+(`Transfer.fill`, `Reception.write`): the owner can have it done in a thread. Not here: when a follower needs a
+snapshot, flow control (`guard.py`), taking and installing (the state machine, driven by `pysyncobj_adapter.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, NamedTuple
 from zlib import crc32
 
 import msgpack
@@ -31,7 +32,14 @@ AHEAD_PIECES: Final = 8
 UNWRITTEN_BYTES_MAX: Final = 4 << 20
 """Received and not yet written; past it the sender is not told that more has arrived, and so it pauses."""
 
+RESUME_S: Final = 60.0
+"""How long the snapshot, and the log behind it, are kept for a follower whose connection broke amid a transfer: a
+restarted router is back by then."""
+
 Piece = dict[str, Any]
+
+Have = tuple[bytes, int, int]
+"""What a follower has of a snapshot: its checksum, and of how many bytes from its beginning on it has which CRC."""
 
 
 class Shelf:
@@ -46,8 +54,11 @@ class Shelf:
         """Called when a transfer has no piece ready: see to `fill`, here or in a thread; often while that runs."""
         self.remove: Callable[[Path], None] = lambda path: path.unlink(missing_ok=True)
         """Called with a file that is of no use any more: see to its end, here or in a thread."""
+        self.holds: dict[str, int] = {}
+        """Index of the snapshot that each follower receives, installs, or may come back for."""
         self._info: SnapshotInfo | None = None
         self._transfers: dict[str, Transfer] = {}
+        self._broken_at: dict[str, float] = {}
 
     @property
     def usable(self) -> bool:
@@ -55,8 +66,8 @@ class Shelf:
 
     @property
     def holding_index(self) -> int | None:
-        """Index that the log may not be cut above while somebody receives; None when nobody does."""
-        return min((transfer.info.last_index for transfer in self._transfers.values()), default=None)
+        """Index that the log may not be cut above while somebody needs a snapshot; None when nobody does."""
+        return min(self.holds.values(), default=None)
 
     def put(self, info: SnapshotInfo) -> None:
         """A snapshot is ready. It replaces the one before; transfers of that go on from their open file."""
@@ -70,8 +81,10 @@ class Shelf:
             self.remove(self._info.path)
             self._info = None
 
-    def sweep(self) -> None:
-        """Give up the file once it is of no use to anybody."""
+    def sweep(self, now: float) -> None:
+        """Give up the file once it is of no use to anybody. `now` in seconds, as for `break_off`."""
+        for node_id in [node_id for node_id, broken_at in self._broken_at.items() if now - broken_at > RESUME_S]:
+            self.cancel(node_id)
         if self._info is not None and not self._transfers and not self.usable:
             self.renew()
 
@@ -95,19 +108,46 @@ class Shelf:
                 return None
             assert self._info is not None
             transfer = self._transfers[node_id] = Transfer(self._info)
+            self.holds[node_id] = self._info.last_index
+            self._broken_at.pop(node_id, None)
         if not transfer.ready:
             self.feed(transfer)
         return transfer.ready.popleft() if transfer.ready else None
 
-    def cancel(self, node_id: str) -> None:
-        """Forget that follower's transfer (finished, refused, or its connection came or went)."""
+    def skip(self, node_id: str, have: object) -> int | None:
+        """Go on behind what that follower says it has; from where, None when nothing changes. What it says is checked:
+        it comes from outside. Pieces that are on their way already are no harm: it skips what it has."""
+        transfer = self._transfers.get(node_id)
+        match have:
+            case (bytes(checksum), int(offset), int(crc)) if (
+                transfer is not None and checksum == transfer.info.checksum
+            ):
+                return offset if transfer.skip(offset, crc) else None
+        return None
+
+    def break_off(self, node_id: str, now: float) -> None:
+        """Its connection came or went: whatever was sent must be sent again, or said to be there."""
         transfer = self._transfers.pop(node_id, None)
         if transfer is not None:
             transfer.close()
+            self._broken_at[node_id] = now
+
+    def acknowledged(self, node_id: str, index: int) -> None:
+        """That follower's log goes up to `index`: its snapshot may be installed with that."""
+        if self.holds.get(node_id, index + 1) <= index:
+            self.cancel(node_id)
+
+    def cancel(self, node_id: str) -> None:
+        """Forget that follower's transfer (installed or refused)."""
+        transfer = self._transfers.pop(node_id, None)
+        if transfer is not None:
+            transfer.close()
+        self.holds.pop(node_id, None)
+        self._broken_at.pop(node_id, None)
 
     def clear(self) -> None:
         """Drop all transfers and the file."""
-        for node_id in list(self._transfers):
+        for node_id in list(self.holds):
             self.cancel(node_id)
         self.renew()
 
@@ -133,9 +173,19 @@ class Transfer:
                 if self._file is None or self._offset >= self.info.size_bytes:
                     return
                 data = self._file.read(PIECE_BYTES)
-            if not data:
-                raise OSError(5, "a snapshot ended early", str(self.info.path))
-            self.ready.append(self._piece_of(data))
+                if not data:
+                    raise OSError(5, "a snapshot ended early", str(self.info.path))
+                self.ready.append(self._piece_of(data))
+
+    def skip(self, offset: int, crc: int) -> bool:
+        """Read on at `offset`, where the CRC of all before is `crc`; False when that is not ahead of what was read."""
+        with self._lock:
+            if self._file is None or not self._offset < offset < self.info.size_bytes:
+                return False
+            self._file.seek(offset)
+            self._offset, self._crc = offset, crc
+            self.ready.clear()
+            return True
 
     def _piece_of(self, data: bytes) -> Piece:
         offset, self._offset = self._offset, self._offset + len(data)
@@ -145,6 +195,7 @@ class Transfer:
             "term": self.info.last_term,
             "previous_term": self.info.previous_term,
             "size": self.info.size_bytes,
+            "checksum": self.info.checksum,
             "offset": offset,
             "data": data,
             "crc": self._crc,
@@ -159,7 +210,7 @@ class Transfer:
 
 
 class Intake:
-    """A follower's side: one file being received, from one sender."""
+    """A follower's side: one snapshot being received, over as many connections and from as many senders as it takes."""
 
     def __init__(self, directory: Path) -> None:
         self.store: Callable[[Reception], None] = lambda reception: reception.write()
@@ -168,7 +219,7 @@ class Intake:
         """Called with what is of no use any more: see to `discard`, here or in a thread."""
         self._directory = directory
         self._count = 0
-        self._sender: tuple[str, int] | None = None
+        self._identity: Identity | None = None
         self._offset = 0
         self._crc = 0
         self.reception: Reception | None = None
@@ -179,31 +230,41 @@ class Intake:
         """The disk has not kept up: the sender should wait."""
         return self.reception is not None and self.reception.unwritten_bytes > UNWRITTEN_BYTES_MAX
 
-    def take(self, sender: tuple[str, int], piece: Piece) -> SnapshotInfo | bool:
-        """Add a piece of `sender` (its node id and term). The snapshot when it is whole, True to go on, False when
-        the piece does not fit (then everything received is dropped and the sender must begin again).
+    @property
+    def have(self) -> Have | None:
+        """What there is of the snapshot under way: its sender may skip that."""
+        return None if self._identity is None else (self._identity.checksum, self._offset, self._crc)
+
+    def take(self, piece: Piece) -> SnapshotInfo | bool:
+        """Add a piece; what it holds that is there already is skipped. The snapshot when it is whole, True to go on,
+        False when the piece does not fit (then everything received is dropped and the sender must begin again).
         """
-        if piece["offset"] == 0:
-            self._begin(sender)
-        reception, data = self.reception, piece["data"]
-        if reception is None or self._sender != sender or piece["offset"] != self._offset:
-            self.drop()
-            return False
+        identity = Identity(piece["index"], piece["term"], piece["previous_term"], piece["size"], piece["checksum"])
+        if identity != self._identity:
+            if piece["offset"] > 0:
+                self.drop()
+                return False
+            self._begin(identity)
+        reception, known = self.reception, self._offset - piece["offset"]
+        assert reception is not None
+        if known >= len(piece["data"]) > 0:
+            return True
+        data = piece["data"][max(known, 0) :]
         self._crc = crc32(data, self._crc)
         self._offset += len(data)
-        if self._crc != piece["crc"] or (piece["last"] and self._offset != piece["size"]):
+        if known < 0 or self._crc != piece["crc"] or (piece["last"] and self._offset != piece["size"]):
             self.drop()
             return False
         reception.add(data)
         self.store(reception)
         if not piece["last"]:
             return True
-        self._sender = None
-        return SnapshotInfo(reception.path, piece["index"], piece["term"], piece["previous_term"], piece["size"])
+        self._identity = None
+        return SnapshotInfo(reception.path, *identity)
 
     def drop(self) -> None:
         """Throw away what was received."""
-        self._sender = None
+        self._identity = None
         reception, self.reception = self.reception, None
         if reception is not None:
             self.discard(reception)
@@ -212,11 +273,21 @@ class Intake:
         """The whole file is the owner's from now on."""
         self.reception = None
 
-    def _begin(self, sender: tuple[str, int]) -> None:
+    def _begin(self, identity: Identity) -> None:
         self.drop()
         self._count += 1
         self.reception = Reception(self._directory / f"incoming-{self._count}.snapshot")
-        self._sender, self._offset, self._crc = sender, 0, 0
+        self._identity, self._offset, self._crc = identity, 0, 0
+
+
+class Identity(NamedTuple):
+    """What makes two snapshots one and the same; the fields of a `SnapshotInfo` behind its path."""
+
+    last_index: int
+    last_term: int
+    previous_term: int
+    size_bytes: int
+    checksum: bytes
 
 
 class Reception:

@@ -46,8 +46,8 @@ def next_index(script: Script, peer: str) -> int:
 
 def piece(**fields: object) -> dict[str, object]:
     data = b"snapshot"
-    plain = {"index": 20, "term": 1, "previous_term": 1, "size": 8, "offset": 0, "data": data, "crc": 0, "last": True}
-    return plain | fields
+    identity = {"index": 20, "term": 1, "previous_term": 1, "size": 8, "checksum": b"of all"}
+    return identity | {"offset": 0, "data": data, "crc": 0, "last": True} | fields
 
 
 def beat(serialized: object, term: int = 1) -> dict[str, object]:

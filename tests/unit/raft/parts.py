@@ -10,6 +10,7 @@ import asyncio
 import random
 import socket
 from collections.abc import Callable, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,9 @@ class ListMachine:
     async def take_snapshot(self, path: Path, term_of: Callable[[int], int]) -> SnapshotInfo:
         self.commit()
         index = self.applied_index
-        path.write_bytes(msgpack.packb((index, self.applied)))  # noqa: ASYNC240 (a few bytes)
-        return SnapshotInfo(path, index, term_of(index), term_of(index - 1), path.stat().st_size)  # noqa: ASYNC240
+        data = msgpack.packb((index, self.applied))
+        path.write_bytes(data)  # noqa: ASYNC240 (a few bytes)
+        return SnapshotInfo(path, index, term_of(index), term_of(index - 1), len(data), sha256(data).digest())
 
     async def check_snapshot(self, snapshot: SnapshotInfo) -> None:
         msgpack.unpackb(snapshot.path.read_bytes(), use_list=False)
@@ -123,6 +125,11 @@ class MemoryNetwork:
                 if other != node_id and frozenset((node_id, other)) not in self.cuts:
                     self.cuts.add(frozenset((node_id, other)))
                     self._link(node_id, other, False)
+
+    def cut_one(self, one: str, other: str) -> None:
+        """Only the link between the two."""
+        self.cuts.add(frozenset((one, other)))
+        self._link(one, other, False)
 
     def heal(self) -> None:
         cuts, self.cuts = self.cuts, set()

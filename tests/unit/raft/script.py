@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -127,10 +128,11 @@ class ScriptNode:
         self.machine.commit()
         index = self.machine.applied_index
         path = self.script.directory / self.node_id / f"{index}.snapshot"
-        path.write_bytes(msgpack.packb((index, self.machine.applied)))
+        data = msgpack.packb((index, self.machine.applied))
+        path.write_bytes(data)
         term = self.journal.term_at(index)
         assert term is not None
-        self.shelf.put(SnapshotInfo(path, index, term, term, path.stat().st_size))
+        self.shelf.put(SnapshotInfo(path, index, term, term, len(data), sha256(data).digest()))
 
     @property
     def roster(self) -> Roster:

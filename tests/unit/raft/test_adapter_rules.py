@@ -85,10 +85,9 @@ async def test_9_the_log_is_kept_for_who_receives_a_snapshot(cluster: Cluster) -
     leader_id = await cluster.leader()
     leader = cluster.nodes[leader_id]
     cluster.machines[leader_id].commit()
-    link = next(iter(leader._guard.links.values()))
-    link.awaits_install = 12
+    leader._shelf.holds["n9"] = 12
     assert house(leader) == 12
-    link.awaits_install = 0
+    leader._shelf.cancel("n9")
     assert house(leader) > 12
 
 

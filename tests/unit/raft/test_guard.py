@@ -216,13 +216,39 @@ def test_8_a_broken_piece_makes_the_leader_begin_again(led: Script, broken: dict
     assert [m["reset"] for m in led.under_way("b", "a")] == [True]
 
 
-def test_8_a_new_connection_begins_a_transfer_anew(led: Script) -> None:
+def test_8_over_a_new_connection_only_the_same_snapshot_goes_on(led: Script) -> None:
     first = piece(last=False, size=16, crc=crc32(b"snapshot"))
+    second = piece(offset=8, size=16, crc=crc32(b"snapshotsnapshot"))
     led.inject("a", "b", beat(first))
     led.disconnect("a", "b")
     led.connect("a", "b")
-    led.inject("a", "b", beat(piece(offset=8, size=16, crc=crc32(b"snapshotsnapshot"))))
+    led.inject("a", "b", beat(first))
+    assert [m["have"] for m in led.under_way("b", "a")] == [(b"of all", 8, crc32(b"snapshot"))]
+    led.disconnect("a", "b")
+    led.connect("a", "b")
+    led.inject("a", "b", beat(second | {"checksum": b"of another"}))
     assert led["b"].installs == []
+    led.inject("a", "b", beat(first))
+    led.inject("a", "b", beat(second))
+    assert [info.size_bytes for info in led["b"].installs] == [16]
+
+
+def test_8_what_came_of_a_snapshot_goes_when_the_log_is_enough(led: Script) -> None:
+    led.inject("a", "b", beat(piece(last=False, size=16, crc=crc32(b"snapshot"))))
+    half = led["b"].guard._intake.reception
+    assert half is not None
+    led.inject("a", "b", append(led, prev=9, entries=[(b"\0x", 10, 1)]))
+    assert half.path.exists(), "a gap says nothing"
+    led.inject("a", "b", append(led, prev=2, entries=[(b"\0x", 3, 1)]))
+    assert not half.path.exists()
+
+
+def test_8_what_came_of_a_snapshot_goes_when_its_receiver_leads(led: Script) -> None:
+    led.inject("a", "b", beat(piece(last=False, size=16, crc=crc32(b"snapshot"))))
+    half = led["b"].guard._intake.reception
+    assert half is not None
+    led.elect("b", "c")
+    assert not half.path.exists()
 
 
 def test_8_a_snapshot_that_could_not_be_kept_is_asked_for_again(led: Script) -> None:

@@ -84,10 +84,10 @@ def slow_feed(node: ScriptNode) -> list[int]:
     return visits
 
 
-def begin_transfer(led: Script) -> list[int]:
+def begin_transfer(led: Script, pieces_min: int = AHEAD_PIECES + 4) -> list[int]:
     """`a` has sent the first pieces of a longer snapshot to `c`, and no more of it are read yet."""
     led.isolate("c")
-    propose(led["a"], *[bytes([number]) * PIECE_BYTES for number in range(AHEAD_PIECES + 4)])
+    propose(led["a"], *[bytes([number]) * PIECE_BYTES for number in range(pieces_min)])
     led.run("ab", 400)
     led["a"].machine.commit()
     led["a"].journal.cut_below(led["a"].last)
@@ -105,6 +105,7 @@ def pieces(messages: list[dict[str, object]]) -> list[object]:
 
 
 def test_8_a_new_connection_is_sent_the_snapshot_from_its_beginning(led: Script) -> None:
+    """Unless the follower says that it has more of it."""
     visits = begin_transfer(led)
     assert pieces(led.under_way("a", "c"))[-2:] == [(AHEAD_PIECES - 1) * PIECE_BYTES, None]
     led.disconnect("a", "c")
@@ -113,6 +114,27 @@ def test_8_a_new_connection_is_sent_the_snapshot_from_its_beginning(led: Script)
     led["a"].core.next_index[led["a"].core.peers["c"]] = 3
     led["a"].send()
     assert pieces(led.under_way("a", "c"))[0] == 0
+
+
+def test_8_what_came_over_an_older_connection_is_not_sent_again(led: Script) -> None:
+    visits = begin_transfer(led, 3 * AHEAD_PIECES)
+    visits.append(1)
+    led.tick("a")
+    led["a"].send()
+    led.deliver("a", "c")
+    led.disconnect("a", "c")
+    led.connect("a", "c")
+    assert led["a"].guard.holding_index is not None, "the log is kept for it meanwhile"
+    led["a"].core.next_index[led["a"].core.peers["c"]] = 3
+    visits.append(1)
+    led["a"].send()
+    assert pieces(led.under_way("a", "c"))[0] == 0
+    led.deliver("a", "c")
+    led.deliver("c", "a")
+    visits.append(1)
+    led.tick("a")
+    led["a"].send()
+    assert pieces(led.under_way("a", "c"))[0] == 2 * AHEAD_PIECES * PIECE_BYTES
 
 
 def test_10_a_transfer_whose_next_piece_is_not_read_yet_stalls_nobody(led: Script) -> None:
@@ -139,13 +161,14 @@ def test_8_a_piece_after_a_hole_makes_the_leader_begin_again(led: Script) -> Non
 
 def test_8_pieces_of_two_leaders_are_never_joined(led: Script) -> None:
     led.inject("a", "b", beat(piece(last=False, size=16, crc=crc32(b"snapshot"))))
-    led.inject("c", "b", beat(piece(offset=8, size=16, crc=crc32(b"snapshotsnapshot")), term=2))
+    of_another = piece(offset=8, size=16, crc=crc32(b"snapshotsnapshot"), checksum=b"of another")
+    led.inject("c", "b", beat(of_another, term=2))
     assert led["b"].installs == []
     assert [m["reset"] for m in led.under_way("b", "c")] == [True]
 
 
 def received(led: Script, *, last_index: int) -> SnapshotInfo:
-    return SnapshotInfo(led.directory / "b" / "incoming.snapshot", last_index, 1, 1, 8)
+    return SnapshotInfo(led.directory / "b" / "incoming.snapshot", last_index, 1, 1, 8, b"")
 
 
 def install(led: Script, node_id: str) -> list[SnapshotInfo]:

@@ -267,7 +267,7 @@ def test_8_an_install_keeps_a_tail_that_extends_the_snapshot(script: Script) -> 
 def snapshot_of(script: Script, *, last_index: int, term: int) -> SnapshotInfo:
     path = script.directory / "a" / "made.snapshot"
     path.write_bytes(msgpack.packb((last_index, [])))
-    return SnapshotInfo(path, last_index, term, term, path.stat().st_size)
+    return SnapshotInfo(path, last_index, term, term, path.stat().st_size, b"")
 
 
 # ---------------------------------------------------------------- restarts between the two disks
