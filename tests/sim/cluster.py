@@ -21,6 +21,7 @@ from tests.sim.faults import Fault, Faults, draw_schedule
 from tests.sim.judge import HONEST_MS, Judge
 from tests.sim.machine import Life, Machine
 from tests.sim.network import Network
+from tests.sim.operator import CHANCE, SPARES_MAX, Operator
 from tests.sim.story import Story
 from tests.sim.world import SECOND, World
 
@@ -66,25 +67,35 @@ class Cluster:
         count = rng.choice((3, 3, 5))
         members = tuple(Member(f"n{i}", f"sim:{i}", f"http://n{i}") for i in range(1, count + 1))
         self.ids = [member.node_id for member in members]
+        operator_rng = dice("operator")
+        extra = operator_rng.randint(1, SPARES_MAX) if operator_rng.random() < CHANCE else 0
+        spares = tuple(Member(f"n{i}", f"sim:{i}", f"http://n{i}") for i in range(count + 1, count + extra + 1))
+        self.ids += [member.node_id for member in spares]
         self.network = Network(self.world, dice("network"), self.ids)
         knobs = _draw_knobs(rng)
-        self.order = [
-            Machine(
+
+        def machine_of(member: Member, listed: tuple[Member, ...], rng: random.Random) -> Machine:
+            return Machine(
                 world=self.world,
                 network=self.network,
                 member=member,
-                members=members,
+                members=listed,
                 knobs=knobs,
                 directory=directory / member.node_id,
                 rng=dice(member.node_id),
                 rate=1.0 + (rng.random() - 0.5) * 0.001,
             )
-            for member in members
-        ]
-        self.machines = {machine.node_id: machine for machine in self.order}
+
+        self.order = [machine_of(member, members, rng) for member in members]
+        """The machines of the members, those that join included and those that left not."""
+        self.operator = Operator(self, operator_rng, [machine_of(member, (member,), operator_rng) for member in spares])
+        every = [*self.order, *self.operator.spares]
+        self.machines = {machine.node_id: machine for machine in every}
         self.liars = rng.sample(self.order, (count - 1) // 2)
         for machine in self.order:
             machine.clock.wall_offset_ms = rng.randint(-HONEST_MS, HONEST_MS)
+        for machine in self.operator.spares:
+            machine.clock.wall_offset_ms = operator_rng.randint(-HONEST_MS, HONEST_MS)
         self.edge = Edge(self.world, dice("edge"), self.machines)
         self.workload = Workload(self.world, self.edge, dice("callers"), self.ids)
         self.judge = Judge(self.world, self.workload.book)
@@ -92,7 +103,7 @@ class Cluster:
         self.edge.on_answer = self.judge.on_answer
         self.tell: Callable[[str], None] = lambda line: None
         self.fault_us = int(rng.choice((40, 100, 200)) * (0.5 + rng.random()) * SECOND)
-        for machine in self.order:
+        for machine in every:
             machine.on_entry = self.judge.on_entry
             machine.on_leader = self._on_leader
             machine.on_broken = self._on_broken
@@ -141,6 +152,7 @@ class Cluster:
             machine.start()
         self.workload.start()
         faults.start()
+        self.operator.start()
         return faults
 
     def run(self, schedule: list[Fault]) -> None:
@@ -163,9 +175,10 @@ class Cluster:
     def _heal(self) -> None:
         """All faults end; at times a minority stays broken for good, and the others must do without it."""
         self.network.spike_chance = 0.0
+        self.operator.rest()
         for machine in self.order:
             machine.start()
-        if self.spare_rng.random() < 0.4:
+        if not self.operator.busy and self.spare_rng.random() < 0.4:
             self.broken = self.spare_rng.sample(self.order, (len(self.order) - 1) // 2)
             self._break_for_good(self.spare_rng.choice(WAYS_TO_BREAK))
         self.workload.calm = True
@@ -216,7 +229,7 @@ class Cluster:
 
     def _is_done(self) -> bool:
         """All callers have their answers, all jobs have finished, and all nodes stand at one index."""
-        if self.workload.open_submits or any(machine.running is None for machine in self._well()):
+        if self.operator.busy or self.workload.open_submits or any(machine.running is None for machine in self._well()):
             return False
         views_ = list(self._states().values())
         metas = [meta(view) for view in views_]

@@ -116,7 +116,7 @@ class Network:
             if end.own_id in connection.nodes and connection.over:
                 self._tell_over(connection, connection.other(end.own_id))  # of an earlier life: unknown here now
         for other in self.ids:
-            if end.own_id < other:
+            if end.own_id < other and other in end.known:
                 self._in(end.own_id, 0, self._dial, end, other, REDIAL_MIN_S)
 
     def closed(self, end: SimTransport, *, silently: bool = False) -> None:
@@ -218,9 +218,10 @@ class Network:
     def _dial(self, end: SimTransport, other: str, wait_s: float) -> None:
         """Runs in the dialler's process."""
         own = end.own_id
-        if self.ends.get(own) is not end or other in end.links:
+        if self.ends.get(own) is not end or other in end.links or other not in end.known:
             return
-        if self._cuts[own, other] or self._cuts[other, own] or other not in self.ends:
+        there = self.ends.get(other)
+        if self._cuts[own, other] or self._cuts[other, own] or there is None or own not in there.known:
             self._dial_later(end, other, wait_s)
             return
         connection = Connection(own, other)
@@ -259,6 +260,21 @@ class Network:
             self._tell_over(connection, acceptor)
             self._dial_later(end, acceptor, wait_s)
 
+    def peers_changed(self, end: SimTransport, before: set[str]) -> None:
+        """Dial whom it knows now, drop whom it knows no more; one that was removed is told."""
+        for other in sorted(end.known - before):
+            if end.own_id < other:
+                self._in(end.own_id, 0, self._dial, end, other, REDIAL_MIN_S)
+        for other in sorted(before - end.known):
+            connection = end.links.get(other)
+            if connection is not None:
+                self._in(end.own_id, 0, self._close_end, connection, end.own_id)
+            if other in end.removed and not self._cuts[end.own_id, other]:
+                self._in(other, self._draw_us(), self._send_away, other)
+
+    def _send_away(self, node_id: str) -> None:
+        self.ends[node_id].sent_away()
+
     # ------------------------------------------------------------------ inside
 
     def _process(self, node_id: str) -> Process | None:
@@ -280,6 +296,9 @@ class SimTransport:
         self.process = process
         self.own_id = own_id
         self.links: dict[str, Connection] = {}
+        self.known = set(network.ids) - {own_id}
+        self.removed: frozenset[str] = frozenset()
+        self.book = Roster(0, ())
         self._queued: dict[str, list[Message]] = {}
         self._receiver: Receiver
         self._count = 0
@@ -313,8 +332,13 @@ class SimTransport:
             self.process.loop.call_soon(self._drop, connection)
 
     def set_peers(self, addresses: Mapping[str, str], removed: frozenset[str], book: Roster) -> None:
-        """The cluster's wires are there from the start; its members stay."""
-        assert set(addresses) == set(self.network.ids) - {self.own_id}
+        before, self.known = self.known, set(addresses)
+        self.removed, self.book = removed, book
+        if self.network.ends.get(self.own_id) is self:
+            self.network.peers_changed(self, before)
+
+    def sent_away(self) -> None:
+        self._receiver.on_sent_away()
 
     def silence(self) -> None:
         self.links.clear()
@@ -332,6 +356,9 @@ class SimTransport:
             self.went_down(older)
         self.links[other] = connection
         self._receiver.on_connection(other, True)
+        there = self.network.ends.get(other)
+        if there is not None and there.book.at_index:
+            self._receiver.on_book(there.book)
 
     def went_down(self, connection: Connection) -> None:
         other = connection.other(self.own_id)
