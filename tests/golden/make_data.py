@@ -32,6 +32,7 @@ from horae_storage.raft_log import LmdbRaftLog
 CLUSTER, NODE = "golden", "n1"
 TERM = 3
 NOW_MS = 1_700_000_000_000
+REGION_BYTES = 4096
 REPLAYED = 4
 """Entries of the log that the state does not hold yet."""
 
@@ -53,8 +54,16 @@ def history() -> list[tuple[Command, ...]]:
         (c.AdvanceTime(100),),
         (c.ClaimJobs("other", ("default", "mail"), 2, 5000, ""),),
         (c.AdvanceTime(100),),
+        (c.SetMembers((_address(NODE, 1),)),),
+        (c.AddMember(*_address("n2", 2)),),
+        (c.MoveMember(*_address("n2", 3)),),
+        (c.PromoteMember("n2"), c.RemoveMember("n2")),
         (submit(make_spec("last"), None, 0, b""),),
     ]
+
+
+def _address(node_id: str, host: int) -> c.MemberAddress:
+    return c.MemberAddress(node_id, f"10.0.0.{host}:7001", f"http://10.0.0.{host}:7070")
 
 
 def entries() -> list[LogEntry]:
@@ -93,13 +102,14 @@ def replay(applier: Applier, log: list[LogEntry], until: int) -> None:
 def make(path: Path) -> None:
     directory = open_directory(path, CLUSTER, NODE)
     log = entries()
-    raft_log = LmdbRaftLog(directory.log, lambda callback, *_: None)
-    raft_log.load()
-    raft_log.append(log)
-    raft_log.set_vote(TERM, NODE)
-    raft_log.set_commit(log[-1].log_index)
-    raft_log.seal()
-    raft_log.close()
+    for entry in log:  # one by one: the first are folded into the database, the last lie in the tail
+        raft_log = LmdbRaftLog(directory.log, lambda callback, *_: None, region_bytes=REGION_BYTES)
+        raft_log.load()
+        raft_log.append([entry])
+        raft_log.set_vote(TERM, NODE)
+        raft_log.set_commit(entry.log_index)
+        raft_log.seal()
+        raft_log.close()
     applier = open_applier(LmdbStore(directory.state))
     replay(applier, log, log[-1].log_index - REPLAYED)
     applier.commit()
