@@ -116,15 +116,21 @@ class Cluster:
     async def __aexit__(self, *_: object) -> None:
         self._stop()
 
-    async def leader(self) -> Node:
-        """The node that leads now. Raises: `BenchmarkError` when none does."""
-        for node in self.nodes:
+    async def leader(self, *away: Node) -> Node:
+        """The node that leads now, asked of those that are not `away`. Raises: `BenchmarkError` when none does."""
+        here = [node for node in self.nodes if node not in away]
+        for node in here:
             node.process.require_alive()
-        view = msgspec.json.decode(await fetch(self.nodes[0].http_port, "/v1/cluster"))
+        view = msgspec.json.decode(await fetch(here[0].http_port, "/v1/cluster"))
         for node in self.nodes:
             if node.node_id == view["leader"]:
                 return node
         raise BenchmarkError(f"no node leads: {view}")
+
+    def start(self, stopped: Node) -> Node:
+        """Start a node again that was stopped, in its place."""
+        self.nodes[self.nodes.index(stopped)] = back = self._start(stopped.node_id)
+        return back
 
     def _start(self, name: str) -> Node:
         config = self._root / f"{name}.toml"

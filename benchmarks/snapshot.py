@@ -2,8 +2,9 @@
 
 `python benchmarks/snapshot.py` starts three nodes, stops a follower, makes a million jobs, and measures single submits
 over a few connections to the leader: first alone, then from the follower's return until it has installed the snapshot
-(the copy, the stream and the install are all in that time). One JSON line on standard output. The goal is a quotient
-of at most 3. Not here: throughput (`throughput.py`), the processes (`cluster.py`).
+(the copy, the stream and the install are all in that time). The other two are restarted before, so that the longest
+stall that they tell of is not one of the bulk load. One JSON line on standard output. The goals are a quotient of at
+most 3 and no stall over 50 ms. Not here: throughput (`throughput.py`), the processes (`cluster.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 import uvloop
-from cluster import BenchmarkError, Cluster, Node, fetch, machine, metrics
+from cluster import BenchmarkError, Cluster, Node, fetch, machine, metrics, wait_ready
 from http_client import RawConnection
 
 BATCH: Final = 1000
@@ -30,6 +31,7 @@ ALONE_SECONDS: Final = 15.0
 SETTLE_SECONDS: Final = 3.0
 CATCH_UP_SECONDS_MAX: Final = 300.0
 INSTALLED: Final = " snapshot_installed "
+STALL: Final = "horae_loop_stall_max_seconds"
 GOAL: Final = 3.0
 BOUNDS_MS: Final = (50.0, 95.0, 99.0, 99.9)
 
@@ -108,15 +110,19 @@ async def run(jobs: int, root: Path) -> dict[str, Any]:
         share = jobs // FILLERS
         await asyncio.gather(*[fill(leader.http_port, n * share, share) for n in range(FILLERS)])
         print(f"{jobs} jobs in {time.monotonic() - began:.0f} s", file=sys.stderr)
+        await cut_log(leader)
+        await restart(cluster, [node for node in cluster.nodes if node is not away])
+        leader = await cluster.leader(away)
         view = msgspec.json.decode(await fetch(leader.http_port, "/v1/cluster"))
         await cut_log(leader)
         await asyncio.sleep(SETTLE_SECONDS)
         alone = await measure(leader.http_port, asyncio.sleep(ALONE_SECONDS))
-        cluster.nodes[cluster.nodes.index(away)] = back = cluster._start(away.node_id)
+        stalls = {"leader_alone": await stall_max_ms(leader)}
+        back = cluster.start(away)
         began = time.monotonic()
         streaming = await measure(leader.http_port, installed(back))
         seconds = time.monotonic() - began
-        stalls = {node.node_id: await metrics(node.http_port) for node in (leader, back)}
+        stalls |= {"leader": await stall_max_ms(leader), "follower": await stall_max_ms(back)}
         quotient = figures(streaming)["p99_ms"] / figures(alone)["p99_ms"]
         return {
             "figure": "snapshot",
@@ -127,13 +133,21 @@ async def run(jobs: int, root: Path) -> dict[str, Any]:
             "streaming": figures(streaming),
             "p99_quotient": round(quotient, 2),
             "goal": GOAL,
-            "stall_max_seconds": {name: _stall(samples) for name, samples in stalls.items()},
+            "stall_max_ms": stalls,
             "machine": machine(),
         }
 
 
-def _stall(samples: dict[str, float]) -> float | None:
-    return next((value for name, value in samples.items() if "stall" in name and "max" in name), None)
+async def restart(cluster: Cluster, nodes: list[Node]) -> None:
+    for node in nodes:
+        node.process.stop()
+    for back in [cluster.start(node) for node in nodes]:
+        await wait_ready(back)
+
+
+async def stall_max_ms(node: Node) -> float:
+    """The longest that its loop has stood since it started."""
+    return round((await metrics(node.http_port))[STALL] * 1000)
 
 
 def main() -> None:

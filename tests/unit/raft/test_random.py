@@ -13,9 +13,21 @@ import pytest
 from tests.unit.raft.parts import ListMachine
 from tests.unit.raft.script import Script, ScriptNode
 
+from horae_node.raft import snapshots
+from horae_node.raft.port import SnapshotInfo
 from horae_node.raft.pysyncobj_core import SUCCESS
+from horae_node.raft.snapshots import Transfer
 
 STEPS = 1500
+
+PIECE_BYTES, AHEAD_PIECES = 64, 2
+"""Of a snapshot: small and few, so that cuts fall into transfers."""
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "PIECE_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(snapshots, "AHEAD_PIECES", AHEAD_PIECES)
 
 
 class Judge:
@@ -42,7 +54,15 @@ class Judge:
             assert self.applied.setdefault(index, entry) == entry, f"different entries at index {index}"
             return apply(index, entry)
 
+        install = machine.install_snapshot
+
+        def compared_whole(snapshot: SnapshotInfo) -> None:
+            install(snapshot)
+            for index, entry in machine.applied:
+                assert self.applied[index] == entry, f"a snapshot with a different entry at index {index}"
+
         machine.apply = compared  # type: ignore[method-assign]
+        machine.install_snapshot = compared_whole  # type: ignore[method-assign]
 
 
 class Chaos:
@@ -73,6 +93,7 @@ class Chaos:
     def live(self, node_id: str, *, faults: bool) -> None:
         script, rng = self.script, self.rng
         node = script[node_id]
+        node.shelf.feed = self.feed if faults else Transfer.fill
         for other in script.ids:
             waiting = len(script.links.get((other, node_id), ()))
             if waiting and rng.random() < (0.5 if faults else 0.9):
@@ -95,6 +116,10 @@ class Chaos:
             node.note.write(node.guard.installing.last_index, node.guard.installing.last_term)
             node.core.enter()
             node.guard.finish_install(node.machine.install_snapshot)
+
+    def feed(self, transfer: Transfer) -> None:
+        if self.rng.random() < 0.3:
+            transfer.fill()
 
     def compact(self) -> None:
         for node in self.script.nodes.values():
