@@ -39,10 +39,6 @@ from horae_storage.log_port import LogEntry
 WINDOW_BYTES: Final = 8 << 20
 """In flight to one peer: four full batches, enough to keep a disk busy, little enough to forget on a break."""
 
-APPLY_BYTES: Final = 128 << 10
-"""Committed between two looks at the network: some ten milliseconds of commands, so that a node that catches up still
-answers its leader in time."""
-
 DISK_STALL_S: Final = 2.0
 """A leader whose own disk makes no progress for so long steps down: nothing commits under it (rule 2), while one with
 a working disk could go on. Longer than any healthy sync."""
@@ -277,7 +273,7 @@ class Guard:
         """
         core = self._core
         if core.state != LEADER:
-            return self._pre_vote_won or core.state != FOLLOWER or self.lags_known or core.commit > core.applied
+            return self._pre_vote_won or core.state != FOLLOWER or core.commit > core.applied
         return self._majority_has() > core.commit or core.commit > core.applied
 
     def _majority_has(self) -> int:
@@ -515,23 +511,15 @@ class Guard:
         return max(self._core.commit, self._core.applied)
 
     def raise_commit(self) -> None:
-        """Let the commit index follow what is known to be committed, as far as our disk has it, some at a time.
+        """Let the commit index follow what is known to be committed, as far as our disk has it.
 
         Only what is on our own disk: a state that ran ahead of its log could not be matched with it after a crash.
         """
         core = self._core
         goal = min(self.commit_known, self._journal.durable_index)
-        if goal <= core.commit:
-            return
-        if goal > core.commit + 1:
-            goal = min(goal, self._journal.reach(core.commit + 1, data_bytes=APPLY_BYTES))
-        core.commit = goal
-        self._journal.setRaftCommitIndex(max(goal, self.commit_known))
-
-    @property
-    def lags_known(self) -> bool:
-        """True while `raise_commit` has more to do at once."""
-        return self._core.commit < min(self.commit_known, self._journal.durable_index)
+        if goal > core.commit:
+            core.commit = goal
+            self._journal.setRaftCommitIndex(max(goal, self.commit_known))
 
     # ------------------------------------------------------------------ receiving a snapshot (7, 8)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final
 
 from horae_node.errors import NotApplied, OutcomeUnknown, Outdated
 from horae_node.logs import get_log
@@ -18,9 +17,6 @@ from horae_node.raft.port import ENTRY_BYTES_MAX, LogLimits, Member, RaftStatus,
 from horae_node.raft.pysyncobj_journal import ENTRY_NOOP, ENTRY_REGULAR, Journal
 from horae_storage.errors import StorageFull
 from horae_storage.log_port import RaftLog
-
-APPLY_ENTRIES: Final = 64
-"""Applied before the loop gets its turn again."""
 
 _events = get_log("raft")
 
@@ -188,9 +184,9 @@ class LocalRaft:
 
     def _apply_durable(self) -> None:
         durable = self._journal.durable_index
-        until = min(durable, self._applied + APPLY_ENTRIES)
-        if until == self._applied:
+        if durable == self._applied:
             return
+        until = min(durable, self._journal.turn_end(self._applied + 1))
         for data, index, _ in self._journal.entries(self._applied + 1, until):
             result = self._machine.apply(index, data[1:] if data[:1] == ENTRY_REGULAR else b"")
             self._applied = index

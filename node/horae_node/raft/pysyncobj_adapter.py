@@ -409,6 +409,7 @@ class PySyncObjRaft:
 
     def _run_once(self) -> None:
         guard, core = self._guard, self._core
+        applied = core.applied
         for _ in range(min(FRAMES_PER_PUMP, len(self._inbox))):
             guard.inp(*self._inbox.popleft())
         synced = self._durable
@@ -438,7 +439,7 @@ class PySyncObjRaft:
         self._hand_over()
         self._settle_readers()
         self._maybe_tell_role()
-        if self._inbox or (guard.lags_known and not waits_for_sync):
+        if self._inbox or core.commit > core.applied > applied:
             self._wake()
 
     def _hand_over(self) -> None:

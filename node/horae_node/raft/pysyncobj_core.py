@@ -1,9 +1,10 @@
 """PySyncObj, pinned and fenced in: the only file that touches the library and its private names.
 
-`Core` is the library's object as the guard sees it: its fields by plain names, and the few methods that are called.
-Of the library's class two methods are replaced (apply and the election time-out), one is closed off (loading a dump),
-and its clock, poller, journal and snapshot object are ours. It may not decide anything: that is `guard.py`, which is
-next to read. `tests/unit/raft/test_core.py` names every attribute used here, so that an upgrade fails loudly.
+`Core` is the library's object as the guard sees it: its fields by plain names, and the few methods that are called. Of
+the library's class three methods are replaced (apply, how much of it at once, the election time-out), one is closed
+off (loading a dump), and its clock, poller, journal and snapshot object are ours. It may not decide anything: that is
+`guard.py`, which is next to read. `tests/unit/raft/test_core.py` names every attribute used here, so that an upgrade
+fails loudly.
 """
 
 from __future__ import annotations
@@ -124,6 +125,8 @@ class _Snapshots:
 
 
 class _Library(SyncObj):  # type: ignore[misc]
+    _SyncObj__raftCommitIndex: int
+
     def __init__(self, own: Peer, others: list[Peer], conf: SyncObjConf, border: _Border, rng: random.Random) -> None:
         self.horae_rng = rng
         self.horae_apply: Callable[[int, bytes], object] | None = None
@@ -133,6 +136,17 @@ class _Library(SyncObj):  # type: ignore[misc]
         # The library counts an entry only after this returns, so it is the next one; its own would unpickle.
         assert self.horae_apply is not None
         return self.horae_apply(self._SyncObj__raftLastApplied + 1, command)
+
+    def _SyncObj__applyLogEntries(self) -> bool:
+        # The library's own applies all that is committed, however long that takes.
+        commit: int = self._SyncObj__raftCommitIndex
+        following = self._SyncObj__raftLastApplied + 1
+        if commit > following:
+            self._SyncObj__raftCommitIndex = min(commit, self._SyncObj__raftLog.turn_end(following))
+        if commit >= following:
+            super()._SyncObj__applyLogEntries()
+            self._SyncObj__raftCommitIndex = commit
+        return False
 
     def _SyncObj__generateRaftTimeout(self) -> float:
         low, high = self._SyncObj__conf.raftMinTimeout, self._SyncObj__conf.raftMaxTimeout
@@ -216,7 +230,7 @@ class Core:
 
     @property
     def commit(self) -> int:
-        return self._obj._SyncObj__raftCommitIndex  # type: ignore[no-any-return]
+        return self._obj._SyncObj__raftCommitIndex
 
     @commit.setter
     def commit(self, index: int) -> None:

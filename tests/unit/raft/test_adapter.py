@@ -10,6 +10,8 @@ import pytest
 from tests.unit.raft.parts import Cluster
 
 from horae_node.errors import NotApplied, OutcomeUnknown
+from horae_node.raft.pysyncobj_adapter import PySyncObjRaft
+from horae_node.raft.pysyncobj_journal import TURN_BYTES, TURN_ENTRIES
 from horae_storage.errors import StorageFailed, StorageFull
 
 
@@ -42,6 +44,32 @@ async def test_19_reads_of_a_leader_that_is_cut_off_are_refused(cluster: Cluster
     with pytest.raises(NotApplied) as refused:
         await asyncio.wait_for(cluster.nodes[leader_id].read_barrier(), 5)
     assert refused.value.code == "no_leader"
+
+
+@pytest.mark.parametrize(("count", "entry_bytes", "in_one_turn"), [(500, 1, TURN_ENTRIES), (20, TURN_BYTES - 100, 1)])
+async def test_what_is_committed_is_applied_in_turns(
+    cluster: Cluster, count: int, entry_bytes: int, in_one_turn: int
+) -> None:
+    """On the leader as on the others: a load of batches may not stop the loop for long."""
+    await cluster.leader()
+    taken: list[int] = []
+
+    def watch(raft: PySyncObjRaft) -> None:
+        run_once = raft._run_once
+
+        def watched() -> None:
+            before = raft.status().applied_index
+            run_once()
+            taken.append(raft.status().applied_index - before)
+
+        raft._run_once = watched  # type: ignore[method-assign]
+
+    for raft in cluster.nodes.values():
+        watch(raft)
+    entries = [b"%d " % number + bytes(entry_bytes) for number in range(count)]
+    await cluster.propose(*entries)
+    await cluster.wait_all_hold(entries)
+    assert max(taken) == in_one_turn
 
 
 async def test_18_an_apply_that_raises_ends_the_node_once_and_loudly(cluster: Cluster) -> None:

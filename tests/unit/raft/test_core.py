@@ -40,7 +40,15 @@ FIELDS = [
     "serializer",
     "votedForNodeId",
 ]
-METHODS = ["doApplyCommand", "generateRaftTimeout", "loadDumpFile", "sendAppendEntries", "setCurrentTerm", "setState"]
+METHODS = [
+    "applyLogEntries",
+    "doApplyCommand",
+    "generateRaftTimeout",
+    "loadDumpFile",
+    "sendAppendEntries",
+    "setCurrentTerm",
+    "setState",
+]
 
 SENT: dict[str, set[str]] = {
     "append_entries": {"type", "term", "commit_index", "entries", "prevLogIdx", "prevLogTerm"},

@@ -88,7 +88,7 @@ def begin_transfer(led: Script, pieces_min: int = AHEAD_PIECES + 4) -> list[int]
     """`a` has sent the first pieces of a longer snapshot to `c`, and no more of it are read yet."""
     led.isolate("c")
     propose(led["a"], *[bytes([number]) * PIECE_BYTES for number in range(pieces_min)])
-    led.run("ab", 400)
+    led.run("ab", 800)
     led["a"].machine.commit()
     led["a"].journal.cut_below(led["a"].last)
     led["a"].give_snapshot()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from horae_node.errors import Fatal
+from horae_node.raft import pysyncobj_journal
 from horae_node.raft.pysyncobj_journal import Journal
 from horae_storage.memory_log import MemoryRaftLog
 
@@ -122,9 +123,16 @@ def test_where_to_cut_for_a_tail(journal: Journal, tail_bytes: int, tail_entries
     assert journal.cut_for(tail_bytes=tail_bytes, tail_entries=tail_entries) == cut
 
 
-@pytest.mark.parametrize(("start", "data_bytes", "last"), [(3, 30, 5), (3, 5, 3), (9, 1000, 10), (10, 1, 10)])
-def test_how_far_a_run_reaches(journal: Journal, start: int, data_bytes: int, last: int) -> None:
-    assert journal.reach(start, data_bytes=data_bytes) == last
+@pytest.mark.parametrize(
+    ("start", "turn_bytes", "turn_entries", "last"),
+    [(3, 30, 9, 5), (3, 5, 9, 3), (9, 1000, 9, 10), (10, 1, 9, 10), (3, 1000, 4, 6), (3, 1000, 1, 3), (9, 1000, 2, 10)],
+)
+def test_what_is_applied_in_one_turn(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, start: int, turn_bytes: int, turn_entries: int, last: int
+) -> None:
+    monkeypatch.setattr(pysyncobj_journal, "TURN_BYTES", turn_bytes)
+    monkeypatch.setattr(pysyncobj_journal, "TURN_ENTRIES", turn_entries)
+    assert journal.turn_end(start) == last
 
 
 def test_a_hole_is_fatal(journal: Journal) -> None:
