@@ -33,7 +33,8 @@ async def cluster(
     monkeypatch.setattr(snapshots, "PIECE_BYTES", PIECE_BYTES)
     monkeypatch.setattr(pysyncobj_adapter, "FEED_PAUSE_S", 0.001)
     monkeypatch.setattr(pysyncobj_adapter, "SNAPSHOT_RETRY_S", 0.01)
-    made = Cluster(tmp_path, tcp=request.param == "tcp", limits=LogLimits(tail_bytes=1 << 20, tail_entries=20))
+    limits = LogLimits(tail_bytes=1 << 20, tail_entries=20)
+    made = Cluster(tmp_path, tcp=request.param == "tcp", size=4, spares=1, limits=limits)
     yield made
     for raft in list(made.nodes.values()):
         await raft.stop()
@@ -117,6 +118,23 @@ async def test_a_transfer_whose_link_breaks_goes_on_where_it_was(cluster: Cluste
     assert pieces.beginnings == 3
     # Before the leader hears what is there, it has sent what it had read; the rest comes once.
     assert PIECES < len(pieces.offsets) < PIECES + 3 * 2 * AHEAD_PIECES
+
+
+async def test_a_node_that_is_added_gets_it_over_a_link_that_breaks(
+    cluster: Cluster, late: str, pieces: Pieces
+) -> None:
+    leader = await cluster.leader()
+    pieces.after[100] = lambda: break_link(cluster, leader, "n4")
+    await cluster.start("n4")
+    await cluster.change("n1 n2 n3", learners="n4")
+    assert cluster.nodes["n4"].status().first_index > 100, "by a snapshot"
+    assert pieces.beginnings == 2
+    assert PIECES < len(pieces.offsets) < PIECES + 2 * 2 * AHEAD_PIECES
+    await cluster.change("n1 n2 n3 n4")
+    await cluster.start(late)
+    await cluster.stop(leader)
+    await cluster.propose(b"after")
+    await cluster.wait_all_hold([*ENTRIES, b"after"])
 
 
 async def test_a_broken_link_to_a_third_node_costs_nothing(cluster: Cluster, late: str, pieces: Pieces) -> None:
