@@ -9,6 +9,7 @@ from tests.unit.raft.script import Script
 
 from horae_node.raft.members import Seats, addresses_of, book_as_told, book_of, seats_of
 from horae_node.raft.port import Member, Roster
+from horae_node.raft.pysyncobj_core import CANDIDATE, FOLLOWER
 
 NOBODY: frozenset[str] = frozenset()
 
@@ -88,6 +89,25 @@ def test_20_a_learner_grants_votes_that_count_for_nothing(led: Script) -> None:
         led.tick("b", after_ms=20)
         led.settle("b", "d")
     assert not led["b"].leads
+
+
+def test_20_a_learner_elects_nobody(led: Script) -> None:
+    led.isolate("a")
+    while "pre_vote" not in kinds(led, "b", "c"):
+        led.tick("b", after_ms=20)
+    term = led["b"].core.term
+    asked = next(message for message in led.under_way("b", "c") if message["type"] == "pre_vote")
+    yes = {"type": "pre_vote_resp", "id": asked["id"], "ok": True, "term": term}
+    led.inject("d", "b", yes)
+    led.tick("b")
+    assert led["b"].core.state == FOLLOWER
+    led.inject("c", "b", yes)
+    led.tick("b")
+    assert led["b"].core.state == CANDIDATE
+    led.inject("d", "b", {"type": "response_vote", "term": term + 1})
+    assert not led["b"].leads
+    led.inject("c", "b", {"type": "response_vote", "term": term + 1})
+    assert led["b"].leads
 
 
 def test_20_nobody_stands_before_it_has_applied_what_it_knows_to_be_committed(led: Script) -> None:
