@@ -27,7 +27,7 @@ from horae_node.config import NodeConfig, is_loopback
 from horae_node.errors import ConfigError, Outdated
 from horae_node.runtime import Node
 from horae_node.surroundings import require_surroundings
-from horae_storage.errors import Corrupt, DirectoryInUse, DirectoryUnusable, ForeignDirectory
+from horae_storage.errors import Corrupt, DirectoryInUse, DirectoryUnusable, ForeignDirectory, StorageError
 
 REFUSALS: Final = (ConfigError, Outdated, ForeignDirectory, DirectoryInUse, DirectoryUnusable, Corrupt)
 """What the operator has to mend before a start makes sense."""
@@ -51,6 +51,9 @@ def run_node(config: NodeConfig) -> int:
     except REFUSALS as error:
         print(f"horae: {error}", file=sys.stderr)
         return EXIT_REFUSED
+    except StorageError as error:  # no room, or a disk that fails: a later start may do
+        print(f"horae: {error}", file=sys.stderr)
+        return EXIT_FATAL
     return 0
 
 

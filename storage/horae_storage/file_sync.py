@@ -47,13 +47,32 @@ class FileSync(Protocol):
 
 
 def open_sync(fd: int, done: Done, post: Post, watch: Watch | None) -> FileSync:
-    """The fastest that works here: the kernel's queue if the loop can be watched by, else a thread."""
+    """The fastest that works here: the kernel's queue if the loop can be told to watch, else a thread.
+
+    Raises: OSError when a first sync of the file fails. The kernel tells of a failed write once: it must not be lost.
+    """
     if watch is not None and (numbers := _CALLS.get(platform.machine())) is not None and os.name == "posix":
         try:
             return KernelSync(fd, done, watch, numbers)
-        except OSError:
-            pass  # no such call here, or not for this file: the thread does the same, slower
+        except OSError as error:
+            if error.errno not in _NOT_HERE:
+                raise
     return ThreadSync(fd, done, post)
+
+
+_NOT_HERE: Final = frozenset(
+    {
+        errno.ENOSYS,
+        errno.EPERM,  # forbidden, by a sandbox
+        errno.EINVAL,  # not for this file
+        errno.EOPNOTSUPP,
+        errno.EAGAIN,  # no more of them for this system
+        errno.ENOMEM,
+        errno.EMFILE,
+        errno.ENFILE,
+    }
+)
+"""Errors that say that the kernel's queue is not to be had, not that the file could not be synced."""
 
 
 class ThreadSync:
@@ -169,8 +188,8 @@ class KernelSync:
     def finish(self) -> OSError | None:
         if not self._under_way:
             return None
-        while not self._collect(self._waiting_call, None):
-            pass  # a signal came
+        ended = self._collect(self._waiting_call, None)
+        assert ended, "the kernel was asked to wait for it"
         return self._result()
 
     def close(self) -> None:
@@ -194,10 +213,10 @@ class KernelSync:
             self._done(self._result())
 
     def _collect(self, call: Callable[..., int], patience: ctypes.Array[ctypes.c_char] | None) -> bool:
-        """Fetch the end of the sync under way; False when it has not ended (or a signal came)."""
-        found = call(self._getevents, self._context, self._one, self._one, self._event, patience)
-        if found < 0 and ctypes.get_errno() != errno.EINTR:
-            self._require(found)
+        """Fetch the end of the sync under way; False when it has not ended."""
+        while (found := call(self._getevents, self._context, self._one, self._one, self._event, patience)) < 0:
+            if ctypes.get_errno() != errno.EINTR:
+                self._require(found)
         self._under_way = found != 1
         return found == 1
 

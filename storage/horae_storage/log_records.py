@@ -41,6 +41,10 @@ class Meta(NamedTuple):
     """Entries below it are compacted, also where a record still holds them."""
     folded: int = 0
     """The last round of the tail whose frames are all in here."""
+    tail_key: int = 0
+    """Of the tail that belongs to this database."""
+    frames: int = 0
+    """The tail had at least this frame when this was written."""
 
 
 class Records:
@@ -77,18 +81,25 @@ class Records:
         return LogState(self._meta.term, self._meta.voted_for, commit_index, entries)
 
     @property
-    def folded(self) -> int:
-        """The last round of the tail that is in here."""
-        return self._meta.folded
+    def meta(self) -> Meta:
+        """What was stored last beside the records."""
+        return self._meta
 
-    def write(self, batch: Batch, folded: int) -> None:
-        """Make the batch durable, and with it that the tail is in here up to the round `folded`.
+    def begin(self, commit_index: int, tail_key: int) -> None:
+        """Write down which tail belongs to this database. Raises: as `write`."""
+        batch = Batch()
+        batch.commit_index = commit_index
+        self._meta = self._meta._replace(tail_key=tail_key)
+        self.write(batch, folded=0, frames=0)
+
+    def write(self, batch: Batch, folded: int, frames: int) -> None:
+        """Make the batch durable, and with it that the tail is in here up to the round `folded`, and has `frames`.
 
         Raises: `StorageFailed` for whatever happens: then nothing of it is certain.
         """
         self._txn = self._env.begin()
         try:
-            while not self._put(batch, folded):
+            while not self._put(batch, folded, frames):
                 self._txn.abort()
                 self._env.grow()
                 self._read_starts()
@@ -99,7 +110,7 @@ class Records:
             failure = as_storage_error(error, self._env.path)
             raise StorageFailed(str(failure)) from error
 
-    def _put(self, batch: Batch, folded: int) -> bool:
+    def _put(self, batch: Batch, folded: int, frames: int) -> bool:
         """Put the batch into the open transaction; False when the map is too small for it."""
         try:
             if batch.cut_from is not None:
@@ -108,7 +119,7 @@ class Records:
                 self._put_record(record, batch.commit_index, append=True)
             if batch.first_index is not None:
                 self._cut_before(batch.first_index)
-            self._put_meta(batch, folded)
+            self._put_meta(batch, folded, frames)
         except lmdb.MapFullError:
             return False
         return True
@@ -121,11 +132,11 @@ class Records:
         if append:
             self._starts.append(start)
 
-    def _put_meta(self, batch: Batch, folded: int) -> None:
+    def _put_meta(self, batch: Batch, folded: int, frames: int) -> None:
         term, voted_for = batch.vote if batch.vote is not None else (self._meta.term, self._meta.voted_for)
         first_index = self._meta.first_index if batch.first_index is None else batch.first_index
         commit_index = max(self._meta.commit_index, batch.commit_index)
-        meta = Meta(FORMAT_VERSION, term, voted_for, commit_index, first_index, folded)
+        meta = Meta(FORMAT_VERSION, term, voted_for, commit_index, first_index, folded, self._meta.tail_key, frames)
         self._txn.put(_META_KEY, encode_row(self._pack(meta), _META_KEY))
         self._meta = meta
 

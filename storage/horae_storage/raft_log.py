@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Final, NamedTuple
@@ -19,8 +20,8 @@ from msgpack import unpackb
 from msgspec.msgpack import Encoder
 
 from horae_storage.environment import MAP_BYTES, RESERVE_BYTES, Environment, as_file_error
-from horae_storage.errors import StorageError, StorageFailed, StorageFull
-from horae_storage.file_sync import FileSync, Post, Watch, open_sync
+from horae_storage.errors import REJOIN, Corrupt, StorageError, StorageFailed, StorageFull
+from horae_storage.file_sync import FileSync, Post, ThreadSync, Watch, open_sync
 from horae_storage.files import sweep_temporaries
 from horae_storage.log_groups import Batch, Group, GroupedLog, fold
 from horae_storage.log_port import LogEntry, LogState
@@ -51,6 +52,8 @@ class Fold(NamedTuple):
     batch: Batch
     round: int
     """The tail is in the database up to here afterwards."""
+    frames: int
+    """The tail has this frame."""
     number: int | None
     """The group that is durable by this alone: one too large for the tail."""
 
@@ -106,6 +109,7 @@ class LmdbRaftLog(GroupedLog):
         self._fold_next: Fold | None = None
         """To be given to the thread when the write under way is synced: a round is folded after the next has begun."""
         self._folded = 0
+        self._synced_frame = 0
         self._no_room: StorageFull | None = None
         """Why the thread waits."""
         self._failed = False
@@ -122,19 +126,35 @@ class LmdbRaftLog(GroupedLog):
         if self._records.format_found != FORMAT_VERSION:
             self._begin_tail(state.commit_index)
         self._tail = Tail(self._tail_path)
-        self._folded = self._records.folded
-        rounds = [Batch(), Batch()]
-        for frame in self._tail.read(self._folded):
-            rounds[frame.round - self._folded - 1].then(_decode_batch(frame.data))
-        for batch in rounds:
-            state = batch.apply_to(state)
-        self._unfolded = rounds[self._tail.round - self._folded - 1]
-        if self._tail.round == self._folded + 2:
-            self._folds.put(Fold(rounds[0], self._folded + 1, None))
-        self._continue_from(state)
-        self._sync = open_sync(self._tail.fd, self._on_synced, self._post, self._watch)
+        try:
+            state = self._load_tail(state)
+            self._sync = open_sync(self._tail.fd, self._on_synced, self._post, self._watch)
+        except OSError as error:
+            self._tail.close()
+            raise as_file_error(error, self._tail_path) from error
+        except StorageError:
+            self._tail.close()
+            raise
         self._thread.start()
         self._loaded = True
+        return state
+
+    def _load_tail(self, state: LogState) -> LogState:
+        """What the database and its tail hold together. Raises: `Corrupt`, `StorageFailed`."""
+        meta = self._records.meta
+        if self._tail.key != meta.tail_key:
+            raise Corrupt(f"{self._tail_path} is damaged: it is not the tail of {self._path}; {REJOIN}")
+        self._folded = meta.folded
+        rounds = [Batch(), Batch()]
+        for frame in self._tail.read(meta.folded, at_least=meta.frames):
+            rounds[frame.round - meta.folded - 1].then(_decode_batch(frame.data))
+        for batch in rounds:
+            state = batch.apply_to(state)
+        _require_no_hole(state.entries, self._tail_path)
+        self._unfolded = rounds[self._tail.round - meta.folded - 1]
+        if self._tail.round == meta.folded + 2:
+            self._folds.put(Fold(rounds[0], meta.folded + 1, self._tail.last_frame, None))
+        self._continue_from(state)
         return state
 
     def size_bytes(self) -> int:
@@ -149,18 +169,31 @@ class LmdbRaftLog(GroupedLog):
             self._folds.put(None)
             self._thread.join()
             self._sync.close()
+            self._note_end()
             self._tail.close()
         self._closed = True
         self._env.close()
 
     def _begin_tail(self, commit_index: int) -> None:
-        """A new log, or one that was written before there was a tail."""
-        Tail.create(self._tail_path, self._region_bytes)
+        """A new log, or one that was written before there was a tail. Raises: `Corrupt`, `StorageFull`."""
+        if self._tail_path.exists():
+            with closing(Tail(self._tail_path)) as found:
+                if found.is_used():
+                    raise Corrupt(f"{self._path} is damaged: it is older than its tail; {REJOIN}")
         if not self._env.reserve():
             raise StorageFull(f"{self._path}: no room on the disk")
-        batch = Batch()
-        batch.commit_index = commit_index
-        self._records.write(batch, 0)
+        Tail.create(self._tail_path, self._region_bytes)
+        with closing(Tail(self._tail_path)) as made:
+            self._records.begin(commit_index, made.key)
+
+    def _note_end(self) -> None:
+        """After an orderly end, no frame can be missing unnoticed. Without room, it is as after a crash."""
+        meta = self._records.meta
+        if self._synced_frame > meta.frames and self._env.reserve():
+            try:
+                self._records.write(Batch(), meta.folded, self._synced_frame)
+            except StorageError:
+                return  # nothing is lost: all of it is in the tail
 
     # ---------------------------------------------------------------- on the owner's loop
 
@@ -179,10 +212,18 @@ class LmdbRaftLog(GroupedLog):
                 self._waiting.extendleft(reversed(groups))
                 return
             self._under_way = batch.number
-            self._syncing = True
-            self._sync.begin()
+            self._begin_sync()
         except OSError as error:
             self._fail(StorageFailed(f"cannot write {self._tail_path}: {error.strerror}"))
+
+    def _begin_sync(self) -> None:
+        self._syncing = True
+        try:
+            self._sync.begin()
+        except OSError:  # the kernel takes no more: the thread will do
+            self._sync.close()
+            self._sync = ThreadSync(self._tail.fd, self._on_synced, self._post)
+            self._sync.begin()
 
     def _take_groups(self) -> list[Group]:
         """At least one, and of those that wait with it so many as one frame takes."""
@@ -214,7 +255,8 @@ class LmdbRaftLog(GroupedLog):
         """Go on in the other region; what this one holds is to be folded, and a batch with it that is too large."""
         if large is not None:
             self._unfolded.then(large)
-        self._fold_next = Fold(self._unfolded, self._tail.round, None if large is None else large.number)
+        number = None if large is None else large.number
+        self._fold_next = Fold(self._unfolded, self._tail.round, self._synced_frame, number)
         self._unfolded = Batch()
         self._tail.turn_over()
 
@@ -223,6 +265,7 @@ class LmdbRaftLog(GroupedLog):
         if error is not None:
             self._fail(StorageFailed(f"cannot sync {self._tail_path}: {error.strerror}"))
             return
+        self._synced_frame = self._tail.last_frame
         fold_next, self._fold_next = self._fold_next, None
         if fold_next is not None:
             self._folds.put(fold_next)
@@ -287,7 +330,7 @@ class LmdbRaftLog(GroupedLog):
         """The thread, root: it ends when it is told to, or after a failure."""
         try:
             while (fold := self._folds.get()) is not None and self._has_room(fold.batch):
-                self._records.write(fold.batch, fold.round)
+                self._records.write(fold.batch, fold.round, fold.frames)
                 self._tell(fold)
         except StorageError as error:
             self._tell(error)
@@ -313,6 +356,12 @@ class LmdbRaftLog(GroupedLog):
             self._post(self._on_told)
         except RuntimeError:  # the loop is closed: `close` will take it out
             pass
+
+
+def _require_no_hole(entries: list[LogEntry], path: Path) -> None:
+    first = entries[0].log_index if entries else 0
+    if [entry.log_index for entry in entries] != list(range(first, first + len(entries))):
+        raise Corrupt(f"{path} is damaged: it does not go on where the database ends; {REJOIN}")
 
 
 def _encode_batch(batch: Batch) -> bytes:

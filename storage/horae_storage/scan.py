@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import lmdb
 
-from horae_storage.environment import read_shape
+from horae_storage.environment import as_file_error, read_shape
 from horae_storage.errors import REJOIN, Corrupt, DirectoryUnusable
 
 _OF_DAMAGE = frozenset({signal.SIGBUS, signal.SIGABRT, signal.SIGSEGV})
@@ -25,10 +25,11 @@ def require_sound(path: Path) -> None:
     """Walk the file; a missing one is nobody's trouble here. At the speed of reading it; blocks.
 
     Forks: call it before threads are started and environments opened.
-    Raises: `Corrupt`; `DirectoryUnusable` when the walk itself was ended.
+    Raises: `Corrupt`; `StorageFailed`; `DirectoryUnusable` when the walk itself was ended.
     """
     if not path.exists():
         return
+    _settle(path)
     shape = read_shape(path)
     reader, writer = os.pipe()
     pid = os.fork()
@@ -45,6 +46,20 @@ def require_sound(path: Path) -> None:
         reason = number.name
     if status != 0:
         raise Corrupt(f"{path} is damaged ({reason}); {REJOIN}")
+
+
+def _settle(path: Path) -> None:
+    """See to it that the walk, and all after it, reads what is on the disk: what a failed sync left in memory is not,
+    though the kernel calls it clean. Raises: `StorageError`."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise as_file_error(error, path) from error
 
 
 def _walk_and_exit(path: Path, map_bytes: int, report: int) -> NoReturn:

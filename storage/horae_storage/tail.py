@@ -5,9 +5,10 @@ its number, its bytes. Frames of a round that is not folded into the database ye
 taken when the file is made: a sync of it writes data alone, and a full disk cannot stop it.
 
 The first frame of the round after the last folded one is always there: missing, it was damaged. So is a frame that is
-broken while a later one is whole, because a frame is written only after the one before was synced. A broken frame
-after all others is what a crash tore: it was never acknowledged. (Damage of the very last frame looks the same; that
-is so in every log of this kind.) Not here: what a frame says, when to fold. Next to read: `raft_log.py`.
+broken while a later one is whole, because a frame is written only after the one before was synced, and one that the
+database knows of. A broken frame after all others is what a crash tore: it was never acknowledged. Damage of the last
+frames of all, after a crash, looks the same: some small ones may share a page of the disk.
+Not here: what a frame says, when to fold. Next to read: `raft_log.py`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Tail:
     """The open file. Writes are not synced here (`file_sync.py`)."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file that `create` made. Raises: `Corrupt`, `DirectoryUnusable`."""
+        """Open the file that `create` made. Raises: `Corrupt`, `DirectoryUnusable`, `StorageFailed`."""
         self.path = path
         self.round = 1
         """The round that is being filled."""
@@ -63,10 +64,24 @@ class Tail:
         except OSError as error:
             raise DirectoryUnusable(f"{path} cannot be used: {error.strerror}: mend its owner, mode or disk") from error
         try:
-            self._region_bytes, self._key = _read_head(self.fd, path)
+            self._region_bytes, self.key = self._settle()
+        except OSError as error:
+            self.close()
+            raise as_file_error(error, path) from error
         except Corrupt:
             self.close()
             raise
+
+    def _settle(self) -> tuple[int, int]:
+        """Read the head, after seeing to it that whatever is read from now on comes from the disk.
+
+        What a killed process wrote and did not sync is answered for by a restart, so it is synced; what a failed sync
+        left in memory is not on the disk, though the kernel calls it clean, so memory is let go.
+        Raises: OSError, `Corrupt`.
+        """
+        os.fdatasync(self.fd)
+        os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        return _read_head(self.fd, self.path)
 
     @staticmethod
     def create(path: Path, region_bytes: int = REGION_BYTES) -> None:
@@ -87,10 +102,19 @@ class Tail:
         except OSError as error:
             raise as_file_error(error, path) from error
 
-    def read(self, folded: int) -> list[Frame]:
+    @property
+    def last_frame(self) -> int:
+        """Number of the frame written last."""
+        return self._number - 1
+
+    def is_used(self) -> bool:
+        """Whether anything was written since `create`. Raises: `Corrupt`, `StorageFailed`."""
+        return bool(self.read(0)[1:])
+
+    def read(self, folded: int, at_least: int = 0) -> list[Frame]:
         """All whole frames of the rounds after `folded`, in order; the next frame goes after the last of them.
 
-        Raises: `Corrupt` when one of them was damaged.
+        Raises: `Corrupt` when one of them was damaged, or the frame numbered `at_least` is not there; `StorageFailed`.
         """
         frames = self._read_round(folded + 1)
         if not frames:
@@ -98,9 +122,11 @@ class Tail:
         following = self._read_round(folded + 2)
         if following and following[0].number != frames[-1].number + 1:
             raise self._damaged(f"frame {frames[-1].number + 1}")
-        self.round = (following or frames)[-1].round
-        self._number = (following or frames)[-1].number + 1
-        return frames + following
+        frames += following
+        if frames[-1].number < at_least:
+            raise self._damaged(f"frame {frames[-1].number + 1}")
+        self.round, self._number = frames[-1].round, frames[-1].number + 1
+        return frames
 
     @property
     def frame_bytes_max(self) -> int:
@@ -114,7 +140,7 @@ class Tail:
     def write(self, data: bytes) -> None:
         """Write the next frame of the round, unsynced. The frame before it must be synced. Raises: OSError."""
         assert self.has_room(len(data))
-        frame = _frame_bytes(self._key, self.round, self._number, data)
+        frame = _frame_bytes(self.key, self.round, self._number, data)
         at = _start_of(self.round, self._region_bytes) + self._offset
         written = os.pwrite(self.fd, frame, at)
         while written < len(frame):
@@ -134,7 +160,10 @@ class Tail:
 
     def _read_round(self, round_: int) -> list[Frame]:
         """The whole frames of a round, from its region's start on; `_offset` is then after the last one."""
-        region = os.pread(self.fd, self._region_bytes, _start_of(round_, self._region_bytes))
+        try:
+            region = os.pread(self.fd, self._region_bytes, _start_of(round_, self._region_bytes))
+        except OSError as error:
+            raise as_file_error(error, self.path) from error
         frames: list[Frame] = []
         at = 0
         while (frame := self._frame_at(region, at)) is not None and self._follows(frame, round_, frames):
@@ -164,7 +193,7 @@ class Tail:
         if mark != _MARK or start + size > len(region):
             return None
         data = region[start : start + size]
-        return Frame(round_, number, data) if checksum == _checksum(self._key, round_, number, data) else None
+        return Frame(round_, number, data) if checksum == _checksum(self.key, round_, number, data) else None
 
     def _damaged(self, what: str) -> Corrupt:
         return Corrupt(f"{self.path} is damaged: {what} is not what was written; {REJOIN}")

@@ -81,6 +81,18 @@ async def test_a_full_disk_refuses_writes_answers_reads_and_recovers(small_disk:
         assert cluster.check_states() == []
 
 
+async def test_a_full_disk_at_the_first_start_is_one_line(small_disk: Path) -> None:
+    node = make_nodes(small_disk, ["n1"])[0]
+    ballast = fill(small_disk)
+    os.truncate(ballast, ballast.stat().st_size - (6 << 20))  # for a directory, not for a state and a log
+    done = await asyncio.to_thread(run_refused, node)
+    assert done.returncode == FATAL, done
+    lines = done.stderr.splitlines()
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("horae: ")
+    assert "no room on the disk" in lines[0]
+
+
 async def test_a_sync_that_fails_ends_the_node_and_loses_nothing(tmp_path: Path) -> None:
     if shutil.which("strace") is None or os.geteuid() != 0:
         pytest.skip("SKIPPED FOR WANT OF RIGHTS: failing a sync needs strace and root")
@@ -122,6 +134,17 @@ async def test_a_sync_that_fails_ends_the_node_and_loses_nothing(tmp_path: Path)
         assert acknowledged
         cluster.start(broken)
         await cluster.wait_ready()
+
+
+def run_refused(node: NodeProcess) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command("node", "--config", str(node.config_path)),
+        capture_output=True,
+        text=True,
+        env=clean_environ(),
+        timeout=60,
+        check=False,
+    )
 
 
 def zero_every_page(path: Path) -> None:
@@ -166,15 +189,7 @@ async def test_damage_on_a_stopped_node_refuses_the_start_in_one_line(
     node = make_nodes(tmp_path, ["n1"])[0]
     shutil.copytree(killed.data_dir, node.data_dir)
     damage(node.data_dir / name)
-    done = await asyncio.to_thread(
-        subprocess.run,
-        command("node", "--config", str(node.config_path)),
-        capture_output=True,
-        text=True,
-        env=clean_environ(),
-        timeout=60,
-        check=False,
-    )
+    done = await asyncio.to_thread(run_refused, node)
     assert done.returncode == REFUSED, done
     lines = [line for line in done.stderr.splitlines() if line.startswith("horae: ")]
     assert done.stderr.splitlines() == lines, done.stderr
