@@ -42,6 +42,8 @@ ASK_S: Final = 3.0
 """How long a node that waits to be dialled waits before it asks whether it is a member still: some redials long."""
 STRANGERS_MAX: Final = 64
 """Connections that have not said hello yet."""
+REFUSALS_MAX: Final = 1000
+"""Remembered, so that each is logged once: the callers choose their reasons."""
 
 _ENTRIES_KEY: Final[bytes] = msgpack.packb("entries")
 
@@ -133,7 +135,8 @@ class TcpTransport:
         self._links: dict[str, _Link] = {}
         self._strangers: set[_Link] = set()
         self._unsent: set[_Link] = set()
-        self._refusals: dict[str, str] = {}
+        self._refusals: dict[tuple[str, str], None] = {}
+        """Whom and why, as logged; the oldest first."""
         self._packed: tuple[object, bytes] = (None, b"")
         self._running = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -141,7 +144,8 @@ class TcpTransport:
         self._removed: frozenset[str] = frozenset()
         self._pinged_at = 0.0
         self._receiver: Receiver
-        self._server: asyncio.Server
+        self._server: asyncio.Server | None = None
+        self._silent = False
 
     # ------------------------------------------------------------------ the port
 
@@ -153,6 +157,9 @@ class TcpTransport:
             self._server = await loop.create_server(lambda: _Link(self, None), host, port, ssl=self._server_ssl)
         except OSError as error:
             raise ConfigError(f"cannot listen on {host}:{port} for the cluster: {error.strerror}") from error
+        if self._silent:  # consensus failed meanwhile
+            self._server.close()
+            return
         self._running = True
         for node_id in sorted(self._addresses):
             self._dial(node_id)
@@ -165,7 +172,8 @@ class TcpTransport:
         await asyncio.gather(*self._tasks, *self._dials.values(), return_exceptions=True)
         self._tasks = []
         self._dials = {}
-        await self._server.wait_closed()
+        if self._server is not None:
+            await self._server.wait_closed()
 
     def send(self, node_id: str, message: Message) -> None:
         link = self._links.get(node_id)
@@ -189,8 +197,9 @@ class TcpTransport:
             link.drop(reason)
 
     def silence(self) -> None:
-        self._running = False
-        self._server.close()
+        self._running, self._silent = False, True
+        if self._server is not None:  # else it has never listened: what failed did so while this node began
+            self._server.close()
         for task in [*self._tasks, *self._dials.values()]:
             task.cancel()
         for link in [*self._links.values(), *self._strangers]:
@@ -259,9 +268,10 @@ class TcpTransport:
         expected = link.dialled_id
         if not isinstance(node_id, str) or (node_id not in self._addresses and node_id not in self._removed):
             return f"unknown node {node_id!r}"
+        link.told_id = node_id
         if node_id in self._removed:
             link.is_removed = True
-            return f"node {node_id!r} is a member no more"
+            return _no_more(node_id)
         if expected is not None and node_id != expected:
             return f"node {node_id!r} answers at the address of {expected!r}"
         if expected is None and node_id > self.own_id:
@@ -277,13 +287,18 @@ class TcpTransport:
         return refusal
 
     def refuse(self, link: _Link, reason: str) -> None:
-        """Log once a reason and place: a peer with a wrong configuration dials for ever."""
-        who = link.dialled_id or link.remote_host
-        if self._refusals.get(who) != reason:
-            self._refusals[who] = reason
-            log.warning("peer_refused", peer=who, reason=reason)
-            while len(self._refusals) > 1000:
-                self._refusals.pop(next(iter(self._refusals)))
+        """Log each reason once a peer, until it is let in: one with a wrong configuration dials for ever.
+
+        That a removed node is still there is no alarm: it is told, and says so itself.
+        """
+        who = link.who
+        if (who, reason) in self._refusals:
+            return
+        self._refusals[who, reason] = None
+        if len(self._refusals) > REFUSALS_MAX:
+            del self._refusals[next(iter(self._refusals))]
+        tell = log.event if link.is_removed else log.warning
+        tell("peer_refused", peer=who, reason=reason)
 
     def came_up(self, link: _Link) -> None:
         assert link.peer_id is not None
@@ -293,7 +308,7 @@ class TcpTransport:
             older.drop("replaced by a newer connection")
             self.went_down(older)
         self._links[link.peer_id] = link
-        self._refusals.pop(link.dialled_id or link.remote_host, None)
+        self._refusals = {known: None for known in self._refusals if known[0] != link.peer_id}
         self._receiver.on_connection(link.peer_id, True)
         if link.book is not None:
             self._receiver.on_book(link.book)
@@ -376,6 +391,8 @@ class _Link(asyncio.Protocol):
         self.is_removed = False
         """The other side is no member any more."""
         self.peer_id: str | None = None
+        self.told_id: str | None = None
+        """Who the other side says that it is, if we know such a node."""
         self.book: Roster | None = None
         """The roster that its hello told of."""
         self.remote_host = "?"
@@ -386,6 +403,11 @@ class _Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._queued: list[bytes] = []
+
+    @property
+    def who(self) -> str:
+        """The other side, by the best name that there is."""
+        return self.peer_id or self.dialled_id or self.told_id or self.remote_host
 
     # ------------------------------------------------------------------ asyncio's side
 
@@ -498,7 +520,7 @@ class _Link(asyncio.Protocol):
         """Tell the other side that it is a member no more, after all that it was sent, and end the connection."""
         self.flush()
         self.is_removed = True
-        self._refuse("this node is a member no more")
+        self._refuse(_no_more(self.who))
 
     def _refuse(self, reason: str) -> None:
         if not self.only_asks:
@@ -518,6 +540,10 @@ class _Link(asyncio.Protocol):
         if not self.closed.is_set():
             self.closed.set()
             self._owner.went_down(self)
+
+
+def _no_more(node_id: str) -> str:
+    return f"node {node_id!r} is a member no more"
 
 
 def _frame(message: Message) -> bytes:

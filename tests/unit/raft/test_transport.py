@@ -229,6 +229,18 @@ async def test_an_address_that_is_taken_is_a_configuration_error(pair: Pair) -> 
         await other.start(Told())
 
 
+async def test_what_is_silenced_while_it_begins_listens_to_nobody(pair: Pair) -> None:
+    """Consensus fails before or while the address is bound: its cause is what is told, not a second failure."""
+    host, _, port = pair.members[1].raft_address.rpartition(":")
+    end = TcpTransport(own_id="n2", members=pair.members, cluster="test", listen=(host, int(port)), clock=SystemClock())
+    pair.ends["n2"] = end
+    end.silence()
+    await end.start(Told())
+    with pytest.raises(ConnectionRefusedError):
+        await pair.dial()
+    await end.stop()
+
+
 async def end_of(reader: asyncio.StreamReader) -> None:
     """Until the other side has closed, whichever way."""
     try:
@@ -308,6 +320,50 @@ async def test_a_removed_node_that_dials_is_told(pair: Pair) -> None:
     pair.ends["n2"].set_peers({}, frozenset({"n1"}), BOOK)
     one = await pair.start("n1")
     await asyncio.wait_for(one.sent_away.wait(), 5)
+
+
+def refusals_of(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str, str]]:
+    """Level, peer and reason of each line."""
+    fields = [(record.levelname, record.horae_fields) for record in caplog.records if record.msg == "peer_refused"]  # type: ignore[attr-defined]
+    return [(level, told["peer"], told["reason"]) for level, told in fields]
+
+
+async def call_up(pair: Pair, *hellos: Message) -> None:
+    """One connection after the other to n2, each to its end."""
+    for hello in hellos:
+        reader, writer = await pair.dial()
+        writer.write(frame(hello))
+        await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+
+
+async def test_each_refusal_is_told_once_a_node(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    """Though all of them call from one host, in turns."""
+    caplog.set_level("INFO", "horae.raft")
+    await pair.start("n2", members=[*pair.members, Member("n0", "127.0.0.1:1", "")], knows="right")
+    pair.ends["n2"].set_peers(peers_of(pair, "n1") | {"n0": "127.0.0.1:1"}, frozenset({"n8", "n9"}), BOOK)
+    gone = [HELLO | {"node": name} for name in ("n8", "n9")]
+    lost = [HELLO | {"node": name} for name in ("n0", "n1")]
+    for _ in range(3):
+        await call_up(pair, *gone, HELLO | {"node": "stranger"}, *lost)
+    assert refusals_of(caplog) == [
+        ("INFO", "n8", "node 'n8' is a member no more"),
+        ("INFO", "n9", "node 'n9' is a member no more"),
+        ("WARNING", "127.0.0.1", "unknown node 'stranger'"),
+        ("WARNING", "n0", "n0 forgot"),
+        ("WARNING", "n1", "n1 forgot"),
+    ]
+
+
+async def test_a_refusal_is_told_again_after_the_node_was_let_in(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
+    two = await pair.start("n2", knows="right")
+    await call_up(pair, HELLO)
+    _, writer = await pair.dial()
+    writer.write(frame(HELLO | {"incarnation": "right"}))
+    await two.wait_links(1)
+    await call_up(pair, HELLO)
+    writer.close()
+    assert [peer for _, peer, _ in refusals_of(caplog)] == ["n1", "n1"]
 
 
 async def test_a_removed_node_that_is_not_dialled_asks(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
