@@ -73,7 +73,7 @@ async def ask_in(config: NodeConfig, token: str | None) -> None:
             return None
 
     await _ask_round(config, token, ask, rounds=None)
-    log.event("joined", node=config.node_id)
+    log.event("joined")
 
 
 async def _look(session: aiohttp.ClientSession, url: str) -> wire.ClusterView | None:

@@ -167,7 +167,7 @@ class Membership:
             self._require_majority(voters | {node_id}, f"with {node_id}")
             await self._change(PromoteMember(node_id))
         except (Refused, NotApplied, OutcomeUnknown) as error:
-            log.event("promotion_put_off", node=node_id, reason=str(error))
+            log.event("promotion_put_off", learner=node_id, reason=str(error))
 
     # ------------------------------------------------------------------ inside
 

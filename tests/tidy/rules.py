@@ -46,6 +46,9 @@ CLOCK_CALLS: Final = frozenset(
     | {"datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
     | {"datetime.datetime.now", "datetime.datetime.utcnow", "datetime.datetime.today", "datetime.date.today"}
 )
+LOG_CALLS: Final = frozenset(
+    f"{log}.{level}" for log in ("log", "_events") for level in ("debug", "event", "warning", "error")
+)
 CORE_BANNED_IMPORTS: Final = frozenset(
     {"time", "random", "uuid", "os", "secrets", "logging", "locale", "asyncio", "threading", "socket", "datetime"}
 )
@@ -293,6 +296,17 @@ def _dotted(node: ast.expr) -> str:
     return f"{_dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else "?"
 
 
+def check_log_fields(module: Module) -> list[str]:
+    """A node's log line has its node and room already: a field of that name would say it twice, or something else."""
+    return [
+        f"{module.name}:{node.lineno}: the field {keyword.arg} repeats what each line has"
+        for node in ast.walk(module.tree)
+        if module.room != "horae" and isinstance(node, ast.Call) and _dotted(node.func) in LOG_CALLS
+        for keyword in node.keywords
+        if keyword.arg in ("node", "room")
+    ]
+
+
 MODULE_RULES: Final = (
     check_room_imports,
     check_homes,
@@ -302,4 +316,5 @@ MODULE_RULES: Final = (
     check_docstring,
     check_function_length,
     check_broad_except,
+    check_log_fields,
 )

@@ -109,6 +109,8 @@ BAD: list[tuple[Rule, str, str]] = [
     (rules.check_broad_except, "horae_node.x", "try:\n    f()\nexcept Exception:\n    pass"),
     (rules.check_broad_except, "horae_node.x", "try:\n    f()\nexcept:\n    pass"),
     (rules.check_broad_except, "horae_node.x", "try:\n    f()\nexcept (OSError, BaseException):\n    pass"),
+    (rules.check_log_fields, "horae_node.x", "log.event('joined', node=1)"),
+    (rules.check_log_fields, "horae_http.x", "log.warning('gone', room='x')"),
 ]
 
 
@@ -127,6 +129,7 @@ GOOD: list[tuple[Rule, str, str]] = [
     (rules.check_core_imports, "horae_node.core.decide.x", "from ..model import Job"),
     (rules.check_core_purity, "horae_node.core.x", "for a in sorted(set(b)):\n    c = a // 2"),
     (rules.check_function_length, "horae_node.x", "def f():\n" + "    pass\n" * 69),
+    (rules.check_log_fields, "horae_node.x", "log.event('joined', peer=1)\nview(node=1)"),
     (rules.check_broad_except, "horae_node.x", "try:\n    f()\nexcept BaseException:\n    g()\n    raise"),
     (rules.check_broad_except, "horae_node.x", "try:\n    f()\nexcept Exception:  # root: ends it\n    end()"),
     (

@@ -318,6 +318,11 @@ class Guard:
         if self._core.state != FOLLOWER:
             self._core.resign()
 
+    @property
+    def wants_no_lead(self) -> bool:
+        """It retired, or its own removal took its vote: that it leads no more is as it should be."""
+        return self._retired or not self._votes
+
     def _watch_disk(self, now: float) -> None:
         """Step down when our own disk stands still; the vote for itself would not get durable either."""
         core, journal = self._core, self._journal

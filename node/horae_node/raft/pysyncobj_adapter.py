@@ -59,8 +59,8 @@ COMPACT_EVERY_S: Final = 1.0
 SNAPSHOT_RETRY_S: Final = 5.0
 """After a snapshot failed for want of room: long enough for somebody to make some."""
 
-FEED_PAUSE_S: Final = 0.03
-"""Between two readings of 2 MiB for one follower: at most some 60 MiB/s, so that a submit waits for little of it."""
+FEED_PAUSE_S: Final = 0.015
+"""Between two readings of 1 MiB for one follower: at most some 60 MiB/s, so that a submit waits for little of it."""
 
 HANDOVER_S: Final = 1.0
 """How long a leader that hands over proposes nothing: then it leads on. A call takes some round trips and one vote."""
@@ -363,7 +363,7 @@ class PySyncObjRaft:
         """A peer's word, or our own state's: we are no member any more."""
         if self._running and not self._removed:
             self._removed = True
-            _events.warning("removed_from_cluster", node=self._own_id)
+            _events.warning("removed_from_cluster")
             self.retire()
             self._on_removed()
 
@@ -488,7 +488,9 @@ class PySyncObjRaft:
     def _on_state(self, old: int, new: int) -> None:
         self._guard.on_state(old, new)
         if old == LEADER:
-            _events.warning("leadership_lost", term=self._core.term)
+            wanted = self._handover is not None or self._guard.wants_no_lead
+            tell = _events.event if wanted else _events.warning
+            tell("leadership_handed_on" if wanted else "leadership_lost", term=self._core.term)
             self._end_waiting()
         if new == CANDIDATE:
             _events.event("election_begun", term=self._core.term + 1)
@@ -567,7 +569,10 @@ class PySyncObjRaft:
         now = (core.state, core.term, core.leader_id)
         if now != self._told:
             if self._told is not None and now[2] != self._told[2]:
-                _events.event("leader_known", leader=now[2], term=now[1], role=_ROLES[now[0]])
+                if now[2] is None:
+                    _events.event("leader_lost", leader=self._told[2], term=now[1], role=_ROLES[now[0]])
+                else:
+                    _events.event("leader_known", leader=now[2], term=now[1], role=_ROLES[now[0]])
             self._told = now
             self._on_role()
 

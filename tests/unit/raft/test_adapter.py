@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -44,6 +44,55 @@ async def test_19_reads_of_a_leader_that_is_cut_off_are_refused(cluster: Cluster
     with pytest.raises(NotApplied) as refused:
         await asyncio.wait_for(cluster.nodes[leader_id].read_barrier(), 5)
     assert refused.value.code == "no_leader"
+
+
+async def until_told(cluster: Cluster, condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            cluster.role_changed.clear()
+            await cluster.role_changed.wait()
+
+
+def told_of_leading(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    ends = ("leadership_lost", "leadership_handed_on")
+    return [(record.levelname, record.msg) for record in caplog.records if record.msg in ends]
+
+
+@pytest.mark.parametrize("how", ["call", "retire", "removed", "cut"])
+async def test_only_a_lead_that_was_lost_is_a_warning(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    caplog.set_level("INFO", "horae.raft")
+    assert cluster.network is not None
+    leader_id = await cluster.leader()
+    leader = cluster.nodes[leader_id]
+    others = sorted(cluster.nodes.keys() - {leader_id})
+    if how == "call":
+        assert await leader.hand_over(others[0])
+    elif how == "retire":
+        leader.retire()
+    elif how == "removed":
+        await cluster.change(" ".join(others), removed=leader_id)
+    else:
+        cluster.network.cut(leader_id)
+    await until_told(cluster, lambda: not leader.is_leader)
+    assert told_of_leading(caplog) == [
+        ("WARNING", "leadership_lost") if how == "cut" else ("INFO", "leadership_handed_on")
+    ]
+
+
+async def test_a_leader_that_is_lost_is_not_called_known(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "horae.raft")
+    assert cluster.network is not None
+    leader_id = await cluster.leader()
+    cluster.network.cut(leader_id)
+    await until_told(cluster, lambda: cluster.nodes[leader_id].leader_id is None)
+    await cluster.leader()
+    told = [
+        (record.msg, record.horae_fields["leader"]) for record in caplog.records if record.msg.startswith("leader_")
+    ]  # type: ignore[attr-defined]
+    assert ("leader_lost", leader_id) in told
+    assert None not in [leader for _, leader in told]
 
 
 @pytest.mark.parametrize(("count", "entry_bytes", "in_one_turn"), [(500, 1, TURN_ENTRIES), (20, TURN_BYTES - 100, 1)])
