@@ -26,7 +26,7 @@ from horae_storage.files import PACE_BYTES, write_atomically
 PIECE_BYTES: Final = 256 * 1024
 """Sent in well under a millisecond: other traffic slips in between."""
 
-AHEAD_PIECES: Final = 8
+AHEAD_PIECES: Final = 4
 """Read ahead of what is sent: one visit to a thread for so many pieces."""
 
 UNWRITTEN_BYTES_MAX: Final = 4 << 20
