@@ -19,7 +19,7 @@ from horae_node.service import Service
 
 async def add_member(service: Service, call: Call) -> Answer:
     _require_all_queues(call)
-    standing = await service.add_member(call.body)
+    standing = await service.add_member(call.body, round(call.query.wait_seconds * 1000))
     return codec.answer(200 if standing.standing == "voter" else 202, standing, call.packed_out)
 
 
@@ -50,12 +50,13 @@ ROUTES: Final[tuple[Route, ...]] = (
         "POST",
         "/v1/cluster/members",
         "addMember",
-        "Add a node. 200 when it counts, 202 when it still catches up: it counts as soon as it has.",
+        "Add a node. 200 when it counts, 202 when it still catches up (it counts as soon as it has) or is not reached.",
         add_member,
         {200: wire.MemberStanding, 202: wire.MemberStanding},
         "admin",
         BodyReader(wire.MemberRequest).read,
         wire.MemberRequest,
+        wire.AddQuery,
         waits=True,
     ),
     Route(

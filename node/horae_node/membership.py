@@ -34,6 +34,8 @@ CAUGHT_UP_MS: Final = 300
 """For so long, so that one lucky look does not count: some heartbeats."""
 PROMOTE_WAIT_S: Final = 30.0
 """How long the call that adds a node waits for it to count. A node that needs longer is promoted all the same."""
+REACH_WAIT_S: Final = 5.0
+"""A node that runs is reached well within it, some redials long. One that is not is nothing to wait for."""
 
 log = get_log("members")
 
@@ -62,8 +64,9 @@ class Membership:
 
     # ------------------------------------------------------------------ what operators ask
 
-    async def add(self, member: Member) -> str:
-        """The new node's standing: `voter` once it counts, `learner` when it needs longer than this call waits.
+    async def add(self, member: Member, wait_s: float = PROMOTE_WAIT_S) -> str:
+        """The new node's standing: `voter` once it counts, `learner` when it needs longer than `wait_s`, or is not
+        reached in the first seconds of them (`is_connected`).
 
         The same again is a repeat. Raises: `Refused` (`conflict`), `NotApplied`, `OutcomeUnknown`.
         """
@@ -73,15 +76,13 @@ class Membership:
             raise Refused(
                 "conflict", f"{member.node_id} is a member already, at {known.raft_address} and {known.http_url}"
             )
+        if known is None:
+            self._require_idle()
         await self._change(AddMember(*member))
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + PROMOTE_WAIT_S
-        while (standing := self._raft.roster.standing(member.node_id)) == "learner":
-            left_s = deadline - loop.time()
-            if left_s <= 0 or not await self._wait_for_news(left_s):
-                break
-            if not self._session.open:
-                raise NotApplied("no_leader", "this node no longer leads; ask the new leader")
+        await self._wait_until_it_counts(member.node_id, min(wait_s, REACH_WAIT_S))
+        if self.is_connected(member.node_id):
+            await self._wait_until_it_counts(member.node_id, wait_s - REACH_WAIT_S)
+        standing = self._raft.roster.standing(member.node_id)
         if standing == "removed":
             raise Refused("conflict", f"{member.node_id} was removed before it counted")
         return standing or "learner"
@@ -89,8 +90,10 @@ class Membership:
     async def remove(self, node_id: str) -> None:
         """It leaves for good. A leader that is to leave hands over first. Raises: as `add`, and `not_found`."""
         roster = self._raft.roster
-        self._require_known(node_id)
-        if roster.standing(node_id) == "voter":
+        standing = self._require_known(node_id)
+        if standing != "removed":
+            self._require_idle(but=node_id)
+        if standing == "voter":
             self._require_several()
             voters = {member.node_id for member in roster.voters} - {node_id}
             if voters:
@@ -105,6 +108,8 @@ class Membership:
         """The same node at other addresses. Raises: as `remove`."""
         self._require_several()
         self._require_known(member.node_id)
+        if self._find(member.node_id) != member:
+            self._require_idle(but=member.node_id)
         await self._change(MoveMember(*member))
 
     async def hand_over(self, node_id: str) -> None:
@@ -116,8 +121,7 @@ class Membership:
             raise Refused("not_found", f"there is no member {node_id}")
         if standing == "learner":
             raise Refused("conflict", f"{node_id} is being added: it cannot lead before it counts")
-        peer = self._raft.status().peers.get(node_id)
-        if peer is None or not peer.connected:
+        if not self.is_connected(node_id):
             raise Refused("conflict", f"{node_id} is not connected: it could not lead")
         if not await self._hand_over(node_id):
             raise Refused("conflict", f"{node_id} did not take over in time: {self._node_id} leads on")
@@ -131,6 +135,11 @@ class Membership:
             if peer.connected and not peer.disk_full and roster.standing(node_id) == "voter"
         ]
         return bool(able) and await self._hand_over(max(able)[1])
+
+    def is_connected(self, node_id: str) -> bool:
+        """This node hears that one now."""
+        peer = self._raft.status().peers.get(node_id)
+        return node_id == self._node_id or (peer is not None and peer.connected)
 
     # ------------------------------------------------------------------ what the node tells
 
@@ -173,8 +182,7 @@ class Membership:
 
     async def _change(self, command: Command) -> None:
         """One at a time, from proposal to apply: the next is proposed by a leader that has applied the one before."""
-        if self._changing:
-            raise Refused("conflict", "another change of members is under way: wait for it")
+        self._require_turn()
         self._changing = True
         try:
             results = await self._proposer.run([*self._first(), command])
@@ -203,6 +211,24 @@ class Membership:
             raise Refused("not_found", f"there is no member {node_id}")
         return standing
 
+    def _require_turn(self) -> None:
+        if self._changing:
+            raise Refused("conflict", "another change of members is under way: wait for it")
+
+    def _require_idle(self, but: str = "") -> None:
+        """Nobody is being added, `but` that one. The machine refuses it as well, without knowing who is reached."""
+        self._require_turn()
+        for learner in self._raft.roster.learners:
+            if learner.node_id == but:
+                continue
+            way_out = "wait for it, or remove it"
+            if not self.is_connected(learner.node_id):
+                way_out = (
+                    f"it is not reachable at {learner.raft_address}: start it with `join`, or take it back with "
+                    f"`horae cluster remove {learner.node_id}`"
+                )
+            raise Refused("conflict", f"another change is under way: {learner.node_id} is being added; {way_out}")
+
     def _require_several(self) -> None:
         roster = self._raft.roster
         if not roster.at_index and len(roster.voters) == 1:
@@ -214,13 +240,23 @@ class Membership:
 
     def _require_majority(self, voters: set[str], when: str) -> None:
         """Refuse what would leave the cluster standing still. The nodes that answer are those connected now."""
-        peers = self._raft.status().peers
-        live = [voter for voter in voters if voter == self._node_id or (voter in peers and peers[voter].connected)]
+        live = [voter for voter in voters if self.is_connected(voter)]
         if 2 * len(live) <= len(voters):
             raise Refused(
                 "conflict",
                 f"a change without quorum: {when}, only {len(live)} of {len(voters)} voters would be connected",
             )
+
+    async def _wait_until_it_counts(self, node_id: str, wait_s: float) -> None:
+        """Or is removed, or the time is up. Raises: `NotApplied` when this node leads no more."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        while self._raft.roster.standing(node_id) == "learner":
+            left_s = deadline - loop.time()
+            if left_s <= 0 or not await self._wait_for_news(left_s):
+                return
+            if not self._session.open:
+                raise NotApplied("no_leader", "this node no longer leads; ask the new leader")
 
     async def _wait_for_news(self, wait_s: float) -> bool:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

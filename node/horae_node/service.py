@@ -410,13 +410,14 @@ class Service:
             await self._raft.read_barrier()
         return self._cluster_view()
 
-    async def add_member(self, request: wire.MemberRequest) -> wire.MemberStanding:
-        """A new node; `learner` when it needs longer to catch up than this call waits.
+    async def add_member(self, request: wire.MemberRequest, wait_ms: int = 30_000) -> wire.MemberStanding:
+        """A new node; `learner` when it needs longer to catch up than this call waits, or is not reached.
 
         Raises: `Refused` (`conflict`), `NotApplied`, `OutcomeUnknown`.
         """
-        standing = await self._membership.add(_member(request.node, request))
-        return wire.MemberStanding(request.node, "voter" if standing == "voter" else "learner")
+        standing = await self._membership.add(_member(request.node, request), wait_ms / 1000)
+        connected = self._membership.is_connected(request.node)
+        return wire.MemberStanding(request.node, "voter" if standing == "voter" else "learner", connected)
 
     async def remove_member(self, node_id: str) -> wire.MemberStanding:
         """Raises: `Refused` (`not_found`, `conflict`), `NotApplied`, `OutcomeUnknown`."""

@@ -192,9 +192,10 @@ class FakeService:
         self._find(job_id)
         del self.stored[job_id]
 
-    async def add_member(self, request: wire.MemberRequest) -> wire.MemberStanding:
+    async def add_member(self, request: wire.MemberRequest, wait_ms: int = 30_000) -> wire.MemberStanding:
         await self._enter("add_member", request)
-        return wire.MemberStanding(request.node, "learner" if request.node == "slow" else "voter")
+        counts = request.node != "slow" and wait_ms > 0
+        return wire.MemberStanding(request.node, "voter" if counts else "learner", True)
 
     async def remove_member(self, node_id: str) -> wire.MemberStanding:
         await self._enter("remove_member", node_id)

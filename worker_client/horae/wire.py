@@ -293,6 +293,12 @@ class ReadQuery(Request):
     consistency: Consistency = "linearizable"
 
 
+class AddQuery(Request):
+    """`POST /v1/cluster/members`: how long the answer may wait for the new node to count."""
+
+    wait_seconds: Annotated[float, Meta(ge=0, le=WAIT_SECONDS_MAX)] = 30
+
+
 class BackupQuery(Request):
     """`GET /v1/backup`: the copy holds at least the log entry `after` (an `applied_index` of `GET /v1/cluster`)."""
 
@@ -481,6 +487,8 @@ class MemberStanding(Struct):
 
     node: str
     standing: Literal["voter", "learner", "removed"]
+    connected: bool | None = None
+    """Of a node that is added: whether the leader reaches it. One that it does not is to be started with `join`."""
 
 
 class LeaderView(Struct):

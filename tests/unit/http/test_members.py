@@ -15,22 +15,25 @@ N4 = {"node": "n4", "raft_address": "n4:7071", "http_url": "http://n4:7070"}
 PLACE = {"raft_address": "n4:7071", "http_url": "http://n4:7070"}
 
 
-@pytest.mark.parametrize(("name", "status", "standing"), [("n4", 200, "voter"), ("slow", 202, "learner")])
-async def test_a_node_is_added(node: Node, name: str, status: int, standing: str) -> None:
-    got = await node.send("POST", "/v1/cluster/members", N4 | {"node": name})
-    assert (got.status, got.json) == (status, {"node": name, "standing": standing})
+@pytest.mark.parametrize(
+    ("name", "query", "status", "standing"),
+    [("n4", "", 200, "voter"), ("slow", "", 202, "learner"), ("n4", "?wait_seconds=0", 202, "learner")],
+)
+async def test_a_node_is_added(node: Node, name: str, query: str, status: int, standing: str) -> None:
+    got = await node.send("POST", f"/v1/cluster/members{query}", N4 | {"node": name})
+    assert (got.status, got.json) == (status, {"node": name, "standing": standing, "connected": True})
     assert node.service.last().raft_address == "n4:7071"
 
 
 async def test_a_node_is_removed(node: Node) -> None:
     got = await node.send("DELETE", "/v1/cluster/members/n%34")
-    assert (got.status, got.json) == (200, {"node": "n4", "standing": "removed"})
+    assert (got.status, got.json) == (200, {"node": "n4", "standing": "removed", "connected": None})
     assert node.service.calls == [("remove_member", "n4")]
 
 
 async def test_a_node_is_moved(node: Node) -> None:
     got = await node.send("PATCH", "/v1/cluster/members/n4", PLACE)
-    assert (got.status, got.json) == (200, {"node": "n4", "standing": "voter"})
+    assert (got.status, got.json) == (200, {"node": "n4", "standing": "voter", "connected": None})
 
 
 async def test_the_lead_is_handed_over(node: Node) -> None:

@@ -8,6 +8,7 @@ import pytest
 from tests.helpers.one_node import OneNode, settle
 
 from horae import wire
+from horae_node import membership
 from horae_node.errors import NotApplied, Refused
 from horae_node.membership import CAUGHT_UP_ENTRIES, CAUGHT_UP_MS
 from horae_node.raft.port import Member, PeerStatus
@@ -146,6 +147,47 @@ async def test_a_leader_that_is_to_leave_hands_over_first() -> None:
         await node.membership.remove("n1")
     assert node.raft.handed_to == ["n3", "n3"]
     assert standing(node, "n1") == "voter"
+
+
+async def test_a_leader_whose_removal_is_refused_leads_on() -> None:
+    """Looked at first: the lead is not handed over for nothing."""
+    node = await of_three()
+    node.raft.hands_over = True
+    adding = asyncio.create_task(node.membership.add(N4))
+    await settle()
+    assert "n4 is being added" in str(await refusal(node.membership.remove("n1")))
+    node.raft.hold = True
+    removing = asyncio.create_task(node.membership.remove("n4"))
+    await settle()
+    assert "under way: wait for it" in str(await refusal(node.membership.remove("n1")))
+    assert node.raft.handed_to == []
+    node.raft.commit_all()
+    await removing
+    adding.cancel()
+
+
+async def test_what_a_node_that_is_not_there_holds_up_says_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(membership, "REACH_WAIT_S", 0.01)
+    node = await of_three()
+    added = await node.service.add_member(wire.MemberRequest(node="n4", raft_address="n4:1", http_url="http://n4"))
+    assert added == wire.MemberStanding("n4", "learner", connected=False)
+    way_out = (
+        "n4 is being added; it is not reachable at n4:1: start it with `join`, or take it back with `horae cluster"
+    )
+    for call in (
+        node.membership.add(Member("n5", "n5:1", "http://n5")),
+        node.membership.remove("n3"),
+        node.membership.move(Member("n3", "elsewhere:1", "http://n3")),
+    ):
+        refused = await refusal(call)
+        assert refused.code == "conflict"
+        assert way_out in refused.detail
+    node.raft.peers["n4"] = peer()
+    assert "wait for it, or remove it" in str(await refusal(node.membership.remove("n3")))
+    assert await node.membership.add(N4, 0) == "learner", "a repeat"
+    await node.membership.move(Member("n3", "n3:1", "http://n3"))
+    await node.membership.remove("n4")
+    await node.membership.remove("n4")
 
 
 @pytest.mark.parametrize(
