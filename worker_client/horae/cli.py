@@ -360,7 +360,14 @@ def _show_cluster(target: Target) -> None:
 def add_member(target: Target, node: str, raft_address: str, http_url: str) -> None:
     """Take NODE in, which runs with `join` (and then asks by itself). It counts once it has caught up."""
     with target.client() as client:
-        _show_standing(target, client.add_member(node, raft_address=raft_address, http_url=http_url))
+        found = client.add_member(node, raft_address=raft_address, http_url=http_url)
+    if found.connected is False and not target.json:
+        click.echo(
+            f"{node} is added, but not reachable at {raft_address}: start it with `join`; until it counts no other "
+            f"member can change (`horae cluster remove {node}` takes it back)"
+        )
+    else:
+        _show_standing(target, found)
 
 
 @cluster.command("move")

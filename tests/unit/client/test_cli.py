@@ -233,18 +233,24 @@ PLACES = ("--raft", "10.0.0.4:7071", "--http", "http://10.0.0.4:7070")
     [
         (("add", "n4", *PLACES), "", {"node": "n4", "standing": "voter"}, "n4 counts"),
         (("add", "n4", *PLACES), "", {"node": "n4", "standing": "learner"}, "n4 is in, and still catches up"),
+        (
+            ("add", "n4", *PLACES),
+            "",
+            {"node": "n4", "standing": "learner", "connected": False},
+            "n4 is added, but not reachable at 10.0.0.4:7071: start it with `join`",
+        ),
         (("move", "n4", *PLACES), "/n4", {"node": "n4", "standing": "voter"}, "n4 counts"),
         (("remove", "n4"), "/n4", {"node": "n4", "standing": "removed"}, "n4 is a member no more"),
     ],
 )
 async def test_members_are_changed(
-    server: FakeServer, arguments: tuple[str, ...], path: str, answer: dict[str, str], says: str
+    server: FakeServer, arguments: tuple[str, ...], path: str, answer: dict[str, object], says: str
 ) -> None:
     server.fault(f"/v1/cluster/members{path}", _ok(answer), _ok(answer))
     got = await run(server, "cluster", *arguments)
     assert (got.exit_code, got.stderr) == (0, "")
     assert got.stdout.startswith(says)
-    assert json.loads((await run(server, "cluster", *arguments, "--json")).stdout) == answer
+    assert json.loads((await run(server, "cluster", *arguments, "--json")).stdout) == {"connected": None} | answer
 
 
 async def test_a_new_members_addresses_are_sent(server: FakeServer) -> None:
