@@ -272,7 +272,7 @@ class FakeServer:
             job |= {"state": "succeeded", "result": ending.get("result")}
         elif ending["outcome"] == "fail":
             job["errors"].append(ending["error"])
-            job["state"] = "dead" if not ending.get("retry", True) else "pending"
+            job["state"] = "pending" if ending.get("retry", True) and job["attempt"] < 5 else "dead"
             job["state"] = "cancelled" if job["cancel_requested"] else job["state"]
             job["retry_in_seconds"] = ending.get("retry_in_seconds")
         else:

@@ -16,16 +16,18 @@ from collections.abc import Callable
 from datetime import datetime
 from functools import wraps
 from itertools import islice
+from math import inf
 from typing import Any, NoReturn, TypeVar
 
 import click
 import msgspec
 
-from horae import errors, logs, show
+from horae import clock, errors, logs, show
 from horae.blocking import Client
 from horae.client import DEADLINE_SECONDS, DEFAULT_URL, url_list
 from horae.ids import new_id
 from horae.jobs import Job, NewJob
+from horae.leases import BEATS_PER_LEASE
 from horae.nodes import base_url
 from horae.trouble import Trouble
 from horae.wire import JSON_DEPTH_MAX, ClusterView, MemberStanding
@@ -39,10 +41,11 @@ EXIT_INTERRUPTED = 130
 """As shells tell of a process that Ctrl-C ended."""
 
 _TELL_SECONDS = 2.0
-"""A call that fails for so long is told of: a person begins to wonder."""
-_TELL_AGAIN_SECONDS = 10.0
+"""A call that fails for so long is told of, once: a person begins to wonder."""
 _LEADER_SECONDS = 5.0
 """`horae cluster` looks for the leader this long: a node itself waits 2 s for one."""
+_LOOK_SECONDS = 5.0
+"""How often `--wait` looks what became of the job meanwhile: an idle worker takes one within milliseconds."""
 _LOCAL_SECONDS = 2.0
 """A node tells its own view at once, or not at all."""
 
@@ -76,14 +79,15 @@ class Target:
 
     def client(self) -> Client:
         """A client that tells on stderr of calls that it has to try again for long."""
-        trouble = Trouble(self._tell, first_seconds=_TELL_SECONDS, again_seconds=_TELL_AGAIN_SECONDS)
+        trouble = Trouble(self._tell, first_seconds=_TELL_SECONDS, again_seconds=inf)
         return Client(self.urls, token=self.token, deadline_seconds=self.deadline_seconds, trouble=trouble)
 
-    def _tell(self, why: str | None, seconds: float) -> None:
+    def _tell(self, why: str | None, seconds: float, reached: bool) -> None:
         if why is None:
             _say("answered again")
         else:
-            _say(f"cannot reach the cluster: {why}; retrying, each call for {self.deadline_seconds:g} s at most")
+            what = "the cluster does not serve now" if reached else "cannot reach the cluster"
+            _say(f"{what}: {why}; retrying, each call for {self.deadline_seconds:g} s at most")
 
     def show(self, job: Job) -> None:
         if self.json:
@@ -241,7 +245,7 @@ def submit(target: Target, task: str, wait_seconds: float | None, **given: Any) 
             _say(f"job {found.id} was already there; no second one was made")
         if wait_seconds is not None:
             _say(f"job {found.id} is submitted; waiting for it")
-            found = _wait(client, found, wait_seconds)
+            found = _wait(client, found, wait_seconds, _LOOK_SECONDS)
     target.show(found)
     if wait_seconds is not None:
         _exit_by_state(found)
@@ -262,11 +266,22 @@ def _new_job(
     return NewJob(task=task, payload=_payload(payload), **{key: it for key, it in named.items() if it is not None})
 
 
-def _wait(client: Client, job: Job, wait_seconds: float) -> Job:
+def _wait(client: Client, job: Job, wait_seconds: float, look_seconds: float) -> Job:
+    """The job once it is finished, or as it is at the end of the wait; now and then a line about what holds it up."""
+    until = clock.monotonic() + wait_seconds
+    told = None
     try:
-        return client.wait(job.id, wait_seconds=None if wait_seconds == float("inf") else wait_seconds)
-    except errors.NotFinished as unfinished:
-        return unfinished.job
+        while True:
+            try:
+                return client.wait(job.id, wait_seconds=max(0.0, min(until - clock.monotonic(), look_seconds)))
+            except errors.NotFinished as unfinished:
+                was, job = job, unfinished.job
+            if clock.monotonic() >= until:
+                return job
+            news = show.what_holds_up(was, job)
+            if news is not None and news != told:
+                told = news
+                _say(f"job {job.id}: {news}")
     except KeyboardInterrupt:
         _fail(
             EXIT_INTERRUPTED, f"job {job.id} goes on without you (it was {job.state}); look with `horae job {job.id}`"
@@ -308,9 +323,13 @@ def jobs(target: Target, queue: str | None, state: str | None, limit: int) -> No
 @click.argument("job_id", metavar="ID")
 @_target_options
 def cancel(target: Target, job_id: str) -> None:
-    """Cancel a job: at once if it is not running, else its worker is asked to stop."""
+    """Cancel a job: at once if it is not running, else its worker is told at its next heartbeat."""
     with target.client() as client:
-        target.show(client.cancel(job_id))
+        found = client.cancel(job_id)
+    if not found.finished:
+        within = found.lease_seconds / BEATS_PER_LEASE
+        _say(f"job {found.id} is {found.state}: its worker is told at its next heartbeat, within about {within:g} s")
+    target.show(found)
 
 
 @main_group.command()
@@ -325,7 +344,9 @@ def requeue(target: Target, job_id: str) -> None:
 # ---------------------------------------------------------------- the cluster, a worker
 
 
-@main_group.group(invoke_without_command=True)
+@main_group.group(
+    invoke_without_command=True, short_help="Show the members; add, move, remove one, hand over the lead."
+)
 @click.pass_context
 @_group_options
 def cluster(ctx: click.Context, target: Target) -> None:

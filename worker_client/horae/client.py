@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from itertools import islice
 from typing import Any, NamedTuple, Self, Unpack
 from urllib.parse import quote, urlencode
@@ -19,7 +20,7 @@ from msgspec import Raw
 from horae import clock, codec, errors, wire
 from horae.ids import new_id
 from horae.jobs import Beat, Claim, Ended, Ending, Failure, Job, JobOptions, JobPage, NewJob, Renewal
-from horae.transport import Answer, Refusal, Transport
+from horae.transport import Again, Answer, Refusal, Transport
 from horae.trouble import Trouble
 
 DEFAULT_URL = "http://127.0.0.1:7070"
@@ -116,6 +117,7 @@ class AsyncClient:
         `payload`: any JSON value. Raises: `Conflict` when the `id` belongs to a job with another content; TypeError
         when the payload has no JSON form.
         """
+        _require_options(options)
         job = NewJob(task=task, payload=payload, **options)  # type: ignore[typeddict-item, unused-ignore]
         return (await self.submit_job(job, deadline_seconds=deadline_seconds)).job
 
@@ -314,10 +316,12 @@ class AsyncClient:
         lease_seconds: float | None = None,
         claim_id: str | None = None,
         deadline_seconds: float | None = None,
+        again_wait_seconds: float | None = None,
     ) -> list[Claim]:
         """Take up to `max_jobs`; empty at the end of the wait. Without a `claim_id` one is made, once for all retries.
 
-        The deadline counts on top of the wait.
+        The deadline counts on top of the wait. `again_wait_seconds`: the wait of the tries after one that failed: a
+        short one tells soon that the cluster is there again.
         """
         request = wire.ClaimRequest(
             worker=worker,
@@ -327,9 +331,11 @@ class AsyncClient:
             lease_seconds=lease_seconds,
             claim_id=claim_id or new_id(),
         )
-        answer = await self._call(
-            "POST", "/v1/claims", codec.encode(request), deadline_seconds, wait_seconds=wait_seconds
-        )
+        body, again = codec.encode(request), None
+        if again_wait_seconds is not None and again_wait_seconds < wait_seconds:
+            request.wait_seconds = again_wait_seconds
+            again = Again(codec.encode(request), again_wait_seconds)
+        answer = await self._call("POST", "/v1/claims", body, deadline_seconds, wait_seconds=wait_seconds, again=again)
         return answer.decode(_Claims).jobs
 
     async def heartbeat(
@@ -408,11 +414,12 @@ class AsyncClient:
         until: float | None = None,
         wait_seconds: float = 0.0,
         try_seconds: float | None = None,
+        again: Again | None = None,
     ) -> Answer:
         if until is None:
             until = self._until(deadline_seconds) + wait_seconds
         try:
-            return await self._refusable(method, path, body, until, wait_seconds, try_seconds)
+            return await self._refusable(method, path, body, until, wait_seconds, try_seconds, again)
         except Refusal as refusal:
             raise refusal.error from None
 
@@ -424,9 +431,12 @@ class AsyncClient:
         until: float,
         wait_seconds: float = 0.0,
         try_seconds: float | None = None,
+        again: Again | None = None,
     ) -> Answer:
         if try_seconds is None:
-            return await self._transport.call(method, path, body, deadline=until, wait_seconds=wait_seconds)
+            return await self._transport.call(
+                method, path, body, deadline=until, wait_seconds=wait_seconds, again=again
+            )
         return await self._transport.call(method, path, body, deadline=until, try_seconds=try_seconds)
 
 
@@ -445,6 +455,16 @@ def _job_path(job_id: str) -> str:
 
 def _member_path(node: str) -> str:
     return f"/v1/cluster/members/{quote(node, safe='')}"
+
+
+def _require_options(options: JobOptions) -> None:
+    """Raises: TypeError for an option that is none, with the one that was meant."""
+    unknown = options.keys() - JobOptions.__optional_keys__
+    if unknown:
+        name = min(unknown)
+        close = get_close_matches(name, sorted(JobOptions.__optional_keys__), n=1, cutoff=0.5)
+        meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(JobOptions.__optional_keys__))}"
+        raise TypeError(f"submit() has no option {name!r}: {meant}")
 
 
 def _filled(job: NewJob) -> NewJob:

@@ -142,10 +142,14 @@ class Ending(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Ended(Struct, frozen=True):
-    """What the cluster said to one `Ending`: `error` is None when it was accepted, now or by an earlier call."""
+    """What the cluster said to one `Ending`: `error` is None when it was accepted, now or by an earlier call.
+
+    `state`: the job's now; None where it was not accepted, or its record is gone already.
+    """
 
     job_id: str
     error: Problem | None = None
+    state: StateName | None = None
 
 
 class JobOptions(TypedDict, total=False):

@@ -40,13 +40,16 @@ class Lease:
     """One job in hand. Moments are monotonic seconds. Shared by two threads: change it through its keeper."""
 
     __slots__ = (
-        "beat_at", "beaten_at", "cancel_requested", "done", "fence_at", "job_id", "lost", "progress", "proven",
-        "seconds", "timeout_at", "token",
+        "attempt", "attempts_max", "beat_at", "beaten_at", "cancel_requested", "done", "fence_at", "job_id", "lost",
+        "progress", "proven", "seconds", "task", "timeout_at", "token",
     )  # fmt: skip
 
     def __init__(self, claim: Claim, *, sent: float, received: float) -> None:
         """`sent`: before the claim's first request left; `received`: when its answer came."""
         self.job_id = claim.id
+        self.task = claim.task
+        self.attempt = claim.attempt
+        self.attempts_max = claim.max_attempts
         self.token = claim.lease_token
         self.seconds = claim.lease_seconds
         self.done = False

@@ -1,6 +1,7 @@
 """Log lines with a stable event name and fields: `lease_lost job_id=… token=…`. No prose, no payloads, no secrets.
 
-(A lease token is no secret: it fences, it does not authenticate.) A line is a line, whatever its fields hold.
+(A lease token is no secret: it fences, it does not authenticate.) A line is a line, whatever its fields hold; only a
+traceback stands below its own.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ def failure(name: str, /, **fields: Any) -> None:
     _log.error("%s", _line(name, fields), exc_info=True)
 
 
-def below(name: str, text: str, /, **fields: Any) -> None:
-    """At debug, one line and a text of many below it, such as a traceback."""
-    if _log.isEnabledFor(logging.DEBUG):
-        _log.debug("%s\n%s", _line(name, fields), text.rstrip())
+def event_over(level: int, name: str, text: str | None, /, **fields: Any) -> None:
+    """One line, and below it a text of many, such as a traceback."""
+    if _log.isEnabledFor(level):
+        line = _line(name, fields)
+        _log.log(level, "%s", f"{line}\n{text.rstrip()}" if text else line)
 
 
 def show(logger: str) -> None:

@@ -42,14 +42,14 @@ class Reporter:
         self._keeper = keeper
         self._worker = worker
         self._waiting: deque[Report] = deque()
-        self._sending = 0
+        self._sending: list[Report] = []
         self._news = asyncio.Event()
         self._answered = asyncio.Event()
 
     @property
     def backlog(self) -> int:
         """Outcomes without an answer yet."""
-        return len(self._waiting) + self._sending
+        return len(self._waiting) + len(self._sending)
 
     def put(self, lease: Lease, ending: Ending) -> None:
         """Report this; never waits."""
@@ -63,7 +63,7 @@ class Reporter:
             await self._news.wait()
             batch = self._take()
             left = await self._send(batch)
-            self._sending = 0
+            self._sending = []
             self._waiting.extendleft(reversed(left))
             if not self._waiting:
                 self._news.clear()
@@ -78,6 +78,12 @@ class Reporter:
             self._answered.clear()
             await self._answered.wait()
 
+    def give_up(self) -> None:
+        """Nobody answers in time: what was to be reported is told here, its leases run out."""
+        logs.event(logging.WARNING, "outcomes_unreported", outcomes=self.backlog)
+        for lease, ending in (*self._sending, *self._waiting):
+            log_ending(lease, ending, "unknown")
+
     def _take(self) -> list[Report]:
         batch: list[Report] = []
         total = 0
@@ -87,7 +93,7 @@ class Reporter:
                 break
             batch.append(self._waiting.popleft())
             total += size
-        self._sending = len(batch)
+        self._sending = batch
         return batch
 
     async def _send(self, batch: list[Report]) -> list[Report]:
@@ -105,7 +111,7 @@ class Reporter:
             logs.event(logging.ERROR, "report_refused", outcomes=len(batch), error=error)
             await asyncio.sleep(_REFUSED_SECONDS)
             return batch
-        left = [self._settle(report, result.error) for report, result in zip(batch, results, strict=True)]
+        left = [self._settle(report, done.error, done.state) for report, done in zip(batch, results, strict=True)]
         return [report for report in left if report is not None]
 
     async def _split(self, batch: list[Report], error: errors.RequestError) -> list[Report]:
@@ -118,7 +124,9 @@ class Reporter:
             left_over += await self._send([report])
         return left_over
 
-    def _settle(self, report: Report, problem: wire.Problem | None) -> Report | None:
+    def _settle(
+        self, report: Report, problem: wire.Problem | None, state: wire.StateName | None = None
+    ) -> Report | None:
         """The answer to one outcome: None when that was the last word, else what to report instead."""
         lease, ending = report
         if problem is not None and problem.code in _PASSING_CODES:
@@ -131,6 +139,7 @@ class Reporter:
             return Report(lease, _refused(ending, problem))
         if problem is not None:
             logs.event(logging.WARNING, "outcome_refused", job_id=lease.job_id, token=lease.token, code=problem.code)
+        log_ending(lease, ending, problem.code if problem is not None else state or "gone")
         self._keeper.drop(lease)
         return None
 
@@ -145,6 +154,29 @@ class Reporter:
             logs.event(logging.ERROR, "progress_refused", error=error, leases=len(beats))
         for lease, _ in reports:
             lease.progress = None
+
+
+def log_ending(lease: Lease, ending: Ending, state: str) -> None:
+    """What became of an attempt, once it is known: a failure for people to see, the rest for those who look closely.
+
+    `state`: the job's now; `gone` where its record is; where the outcome does not count, or nobody knows, why.
+    """
+    error = ending.error
+    if error is None:
+        logs.event(
+            logging.DEBUG, "attempt_ended", task=lease.task, job_id=lease.job_id, attempt=lease.attempt,
+            outcome=ending.outcome, state=state,
+        )  # fmt: skip
+    elif state == "cancelled":
+        logs.event(
+            logging.INFO, "attempt_cancelled", task=lease.task, job_id=lease.job_id, attempt=lease.attempt,
+            error=f"{error.type}: {error.message}",
+        )  # fmt: skip
+    else:
+        logs.event_over(
+            logging.WARNING, "attempt_failed", error.traceback, task=lease.task, job_id=lease.job_id,
+            attempt=lease.attempt, of=lease.attempts_max, state=state, error=f"{error.type}: {error.message}",
+        )  # fmt: skip
 
 
 def _bytes(report: Report) -> int:

@@ -6,16 +6,17 @@ Not here: whom to ask, exit codes, refusals (`cli.py`).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from horae.jobs import Job
+from horae.jobs import AttemptError, Job
 from horae.wire import ClusterView
 
 STATE_STYLES = {
@@ -27,6 +28,17 @@ STATE_STYLES = {
     "cancelled": "magenta",
     "expired": "magenta",
 }
+
+
+_BLANKS_AT_END = re.compile(r" +((?:\x1b\[[0-9;]*m)*)$", re.MULTILINE)
+"""A table pads its last column with blanks, which a copy carries along."""
+
+
+def _print(what: RenderableType) -> None:
+    console = _console()
+    with console.capture() as captured:
+        console.print(what)
+    print(_BLANKS_AT_END.sub(r"\1", captured.get()), end="")
 
 
 def _console() -> Console:
@@ -51,7 +63,7 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> No
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
-    _console().print(table)
+    _print(table)
 
 
 def show_job(job: Job) -> None:
@@ -62,18 +74,35 @@ def show_job(job: Job) -> None:
         "queue": job.queue,
         "state": _state(job),
         "attempt": f"{job.attempt} of {job.max_attempts}" + (f", {job.lost} lost" if job.lost else ""),
+        "tags": ", ".join(f"{key}={value}" for key, value in job.tags.items()),
         "run at": _time(job.run_at),
+        "started at": _time(job.started_at),
+        "worker": job.worker or "",
+        "lease ends": _time(job.lease_expires_at) if job.state == "running" else "",
         "finished at": _time(job.finished_at),
         "payload": _value(job.payload),
         "progress": _value(job.progress),
         "result": _value(job.result) if job.state == "succeeded" else "",
-        "last error": _error(job),
+        "earlier": "\n".join(_error(error) for error in job.errors if error != job.last_error),
+        "last error": _error(job.last_error) if job.last_error is not None else "",
+        "traceback": (job.last_error.traceback or "").rstrip() if job.last_error is not None else "",
     }
     grid = Table.grid(padding=(0, 2))
     for name, line in lines.items():
         if line:
             grid.add_row(Text(name, style="dim"), line if isinstance(line, Text) else Text(line))
-    _console().print(grid)
+    _print(grid)
+
+
+def what_holds_up(was: Job, job: Job) -> str | None:
+    """Why a job is not done yet, if there is something to say since it `was` seen last."""
+    error = job.last_error
+    if error is not None and error != was.last_error:
+        then = f"; next try at {_time(job.run_at)}" if job.state == "pending" else ""
+        return f"attempt {error.attempt} of {job.max_attempts} failed: {error.type}: {error.message}{then}"
+    if job.state == was.state == "ready":
+        return f"no worker has taken it yet: does one serve the queue {job.queue}?"
+    return None
 
 
 def _state(job: Job) -> Text:
@@ -83,8 +112,9 @@ def _state(job: Job) -> Text:
     return Text(text, style=STATE_STYLES.get(job.state, ""))
 
 
-def _error(job: Job) -> str:
-    return f"{job.last_error.type}: {job.last_error.message}" if job.last_error is not None else ""
+def _error(error: AttemptError) -> str:
+    by = f" by {error.worker}" if error.worker else ""
+    return f"{error.type}: {error.message} (attempt {error.attempt}{by}, {_time(error.at)})"
 
 
 def _value(value: Any) -> str:
@@ -106,7 +136,7 @@ def show_jobs(found: Sequence[Job]) -> None:
 def show_cluster(view: ClusterView) -> None:
     """The members as the leader sees them."""
     head = f"cluster {view.cluster}  leader {view.leader or 'none'}  term {view.term}  applied {view.applied_index}"
-    _console().print(Text(f"{head}  version {view.version}"))
+    _print(Text(f"{head}  version {view.version}"))
     print_table(["node", "role", "standing", "url", "connected", "match", "lag", "skew s"], _member_rows(view))
 
 

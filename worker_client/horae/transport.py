@@ -55,6 +55,13 @@ class Answer(NamedTuple):
             raise errors.made_here("bad_answer", self.status, "Bad answer", detail) from error
 
 
+class Again(NamedTuple):
+    """What a call sends from its second try on, and how long the server is asked to hold its answer back then."""
+
+    body: bytes
+    wait_seconds: float
+
+
 class Refusal(Exception):
     """A definite problem, and whether an earlier try may have taken effect. `client` turns it into the public error."""
 
@@ -117,16 +124,20 @@ class Transport:
         deadline: float,
         wait_seconds: float = 0.0,
         try_seconds: float = TRY_SECONDS,
+        again: Again | None = None,
     ) -> Answer:
         """The answer of the first node that serves the call. `path` is encoded, with its query.
 
-        `deadline` is on the monotonic clock; `wait_seconds` is how long the server was asked to hold the answer back.
+        `deadline` is on the monotonic clock; `wait_seconds` is how long the server was asked to hold the answer back;
+        `again`: what to send instead once a try has failed.
         Raises: `Refusal` (definite), `OutcomeUnknown` (not for a GET), `NoLeader`, `RateLimited`, `ShuttingDown`,
         `Unreachable`.
         """
         past = _Past(reads=method == "GET")
-        try_seconds += wait_seconds + (len(body) / BODY_BYTES_PER_SECOND if body else 0.0)
+        try_seconds += len(body) / BODY_BYTES_PER_SECOND if body else 0.0
         while True:
+            if again is not None and past.failed:
+                body, wait_seconds = again
             began = self._now()
             node, pause = self.nodes.pick(began)
             if began + pause >= deadline or past.in_vain(node, deadline - began):
@@ -135,12 +146,12 @@ class Transport:
                 await asyncio.sleep(pause)
                 continue
             try:
-                got = await self._try(node, method, path, body, min(try_seconds, deadline - began))
+                got = await self._try(node, method, path, body, min(try_seconds + wait_seconds, deadline - began))
             except _NoAnswer as error:
                 now = self._now()
                 self.nodes.failed(node, began=began, now=now)
                 past.no_answer(error)
-                self._tell(str(error), began, now)
+                self._tell(str(error), began + wait_seconds, now, reached=False)
                 continue
             self._heard = True
             self.nodes.heard(node, _leader_url(got))
@@ -152,15 +163,15 @@ class Transport:
             pause = self._settle(node, got, problem, past.perhaps_done)
             now = self._now()
             past.refused(node, problem, now - began)
-            self._tell(f"{node.url}: {problem}", began, now)
+            self._tell(f"{node.url}: {problem}", began + wait_seconds, now, reached=True)
             if pause > 0:
                 if now + pause >= deadline:
                     raise past.error(self._heard)
                 await asyncio.sleep(pause)
 
-    def _tell(self, why: str, began: float, now: float) -> None:
+    def _tell(self, why: str, due: float, now: float, *, reached: bool) -> None:
         if self._trouble is not None:
-            self._trouble.failed(why, began=began, now=now)
+            self._trouble.failed(why, due=due, now=now, reached=reached)
 
     def _settle(self, node: Node, got: _Try, error: errors.RequestError, repeated: bool) -> float:
         """After a problem: raise it if it is final, else how long to wait before the next try."""
@@ -218,7 +229,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 class _Past:
     """What one call has met so far: whether it may have taken effect, and what to raise at its deadline."""
 
-    __slots__ = ("_definite", "_last", "_reads", "_slow", "perhaps_done")
+    __slots__ = ("_definite", "_last", "_reads", "_slow", "failed", "perhaps_done")
 
     def __init__(self, *, reads: bool) -> None:
         self._reads = reads
@@ -226,12 +237,15 @@ class _Past:
         self._definite: errors.RequestError | None = None
         self._slow: dict[Node, float] = {}
         self.perhaps_done = False
+        self.failed = False
 
     def no_answer(self, error: _NoAnswer) -> None:
+        self.failed = True
         self.perhaps_done |= error.handed_on
         self._last = error
 
     def refused(self, node: Node, error: errors.RequestError, took: float) -> None:
+        self.failed = True
         self._last = error
         if _perhaps_done(error):
             self.perhaps_done = True

@@ -24,7 +24,7 @@ from horae.jobs import Claim, Ending
 from horae.leases import Lease, LeaseKeeper
 from horae.nodes import base_url
 from horae.registry import Context, Handler, Registry
-from horae.reporter import Reporter
+from horae.reporter import Reporter, log_ending
 from horae.runner import released, run_attempt, stopped
 from horae.threads import ThreadPool
 from horae.transport import new_event_loop
@@ -38,9 +38,11 @@ _UNWIND_SECONDS = 1.0
 """A cancelled handler gets this long to clean up before its job is handed back under it."""
 _LAST_WORD_SECONDS = 3.0
 """At a stop, the last reports get this long to be answered; what is not then runs out with its lease."""
-TELL_SECONDS = 3.0
+TELL_SECONDS = 5.0
 """A cluster that is away for so long is told of: longer than a fail-over takes, so that those are not."""
 _TELL_AGAIN_SECONDS = 30.0
+_AGAIN_WAIT_SECONDS = 1.0
+"""A claim's wait after a try that failed: its answer tells soon that the cluster is there again, jobs or not."""
 _REFUSED = (errors.Unauthenticated, errors.Forbidden)
 _HOPELESS = (errors.Invalid, errors.Malformed, errors.NotFound)
 
@@ -252,7 +254,7 @@ class _Session:
             async with asyncio.timeout(_LAST_WORD_SECONDS):
                 await self._reporter.wait_answered(0)
         except TimeoutError:
-            logs.event(logging.WARNING, "outcomes_unreported", outcomes=self._reporter.backlog)
+            self._reporter.give_up()
 
     async def _wait_idle(self, seconds: float, cut: asyncio.Event | None, *, cancellable_only: bool = False) -> None:
         """Until nothing runs, at most so long, or until `cut`."""
@@ -309,6 +311,7 @@ class _Session:
             lease_seconds=lease_seconds,
             claim_id=claim_id,
             deadline_seconds=None if wait_seconds else _LAST_WORD_SECONDS,
+            again_wait_seconds=_AGAIN_WAIT_SECONDS,
         )
 
     async def _wait_free(self) -> int:
@@ -384,7 +387,6 @@ class _Session:
             return
         ending = await run_attempt(run.claim, context, self._worker.registry, self._pool)
         if ending is not None:
-            _log_ending(run.claim, ending)
             self._report(run.lease, ending)
 
     def _ended(self, run: _Run, _task: asyncio.Task[None]) -> None:
@@ -403,14 +405,17 @@ class _Session:
         """Report it, unless the lease was given up: then the job is another worker's."""
         if self._keeper.finish(lease):
             self._reporter.put(lease, ending)
+        elif not lease.done:
+            log_ending(lease, ending, lease.lost or "lost")
 
     # ------------------------------------------------------------ being told
 
-    def _tell_trouble(self, why: str | None, seconds: float) -> None:
+    def _tell_trouble(self, why: str | None, seconds: float, reached: bool) -> None:
         if why is None:
-            logs.event(logging.INFO, "cluster_reached", after_seconds=f"{seconds:.1f}")
+            logs.event(logging.INFO, "cluster_serves", after_seconds=f"{seconds:.1f}")
         else:
-            logs.event(logging.WARNING, "cluster_unreachable", for_seconds=f"{seconds:.1f}", why=why)
+            name = "cluster_not_serving" if reached else "cluster_unreachable"
+            logs.event(logging.WARNING, name, for_seconds=f"{seconds:.1f}", why=why)
 
     def _stop_reason(self) -> str:
         return "stopping" if self._abandoning else ""
@@ -440,15 +445,3 @@ class _Session:
             self._hurry.set()
             self._changed.set()
         self._stopping.set()
-
-
-def _log_ending(claim: Claim, ending: Ending) -> None:
-    """A failure for people to see; a success for those who look closely."""
-    known = {"task": claim.task, "job_id": claim.id, "attempt": claim.attempt}
-    if ending.outcome != "fail" or ending.error is None:
-        logs.event(logging.DEBUG, "attempt_ended", **known, outcome=ending.outcome)
-        return
-    error = f"{ending.error.type}: {ending.error.message}"
-    logs.event(logging.WARNING, "attempt_failed", **known, of=claim.max_attempts, retry=ending.retry, error=error)
-    if ending.error.traceback:
-        logs.below("attempt_traceback", ending.error.traceback, **known)

@@ -9,15 +9,18 @@ import re
 import signal
 import sys
 from importlib.metadata import version
+from math import inf
 from typing import Any
 
 import msgspec
 import pytest
 from aiohttp import web
 from click.testing import CliRunner, Result
-from tests.helpers.fake_server import FakeServer, _ok, _view, problem
+from msgspec import convert
+from tests.helpers.fake_server import FakeServer, _ok, _view, moment, problem
 
-from horae.cli import main_group
+from horae import Client, Job
+from horae.cli import Target, _wait, main_group
 
 
 async def run(server: FakeServer, *arguments: str) -> Result:
@@ -213,6 +216,103 @@ async def test_refusals_are_one_line_with_their_exit_code(server: FakeServer) ->
     assert "HORAE_TOKEN" in got.stderr
     server.fault("/v1/jobs", problem("invalid", 422))
     assert (await run(server, "submit", "t")).exit_code == 2
+
+
+FULL: dict[str, Any] = {
+    "state": "running",
+    "attempt": 3,
+    "tags": {"team": "a", "run": "7"},
+    "started_at": "2026-11-29T12:00:01.000Z",
+    "lease_expires_at": "2026-11-29T12:00:31.000Z",
+    "worker": "vm:2",
+    "errors": [
+        {"attempt": 1, "type": "E", "message": "first", "traceback": None, "at": moment(1), "worker": "vm:1"},
+        {
+            "attempt": 2,
+            "type": "E",
+            "message": "second",
+            "traceback": "Trace\n  in f\n",
+            "at": moment(2),
+            "worker": None,
+        },
+    ],
+}
+FULL["last_error"] = FULL["errors"][-1]
+
+
+async def test_a_job_shows_who_runs_it_and_how_it_failed(server: FakeServer) -> None:
+    server.add("t", job_id="x")
+    server.fault("/v1/jobs/x", _ok(_view(server.jobs["x"]) | FULL))
+    shown = (await run(server, "job", "x")).stdout
+    assert [line.split("  ")[0] for line in shown.splitlines()] == [
+        "id", "task", "queue", "state", "attempt", "tags", "run at", "started at", "worker", "lease ends", "earlier",
+        "last error", "traceback", "",
+    ]  # fmt: skip
+    for words in (
+        "team=a, run=7",
+        "2026-11-29 12:00:31.000Z",
+        "E: first (attempt 1 by vm:1, 2026-11-29 12:00:01.000Z)",
+        "E: second (attempt 2, 2026-11-29 12:00:02.000Z)",
+        "in f",
+    ):
+        assert words in shown
+
+
+async def test_no_line_ends_in_blanks(server: FakeServer) -> None:
+    server.add("t", job_id="x")
+    server.add("t", job_id="a-much-longer-id")
+    server.fault("/v1/jobs/x", _ok(_view(server.jobs["x"]) | FULL))
+    for arguments in (("jobs",), ("job", "x")):
+        lines = (await run(server, *arguments)).stdout.splitlines()
+        assert len(lines) > 2
+        assert [line for line in lines if line != line.rstrip()] == []
+
+
+async def test_a_wait_tells_what_holds_the_job_up(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    server.add("t", job_id="x")
+    ready = _view(server.jobs["x"])
+    failed = ready | {"state": "pending", "attempt": 1, "last_error": FULL["errors"][0], "run_at": moment(30)}
+    done = ready | {"state": "succeeded"}
+    server.fault("/v1/jobs/x", *map(_ok, (ready, ready, ready, failed, failed, failed | {"state": "ready"}, done)))
+
+    def wait() -> Job:
+        with Client(server.url) as client:
+            return _wait(client, convert(ready, Job), inf, look_seconds=0.0)
+
+    assert (await asyncio.to_thread(wait)).state == "succeeded"
+    assert capsys.readouterr().err.splitlines() == [
+        "horae: job x: no worker has taken it yet: does one serve the queue default?",
+        "horae: job x: attempt 1 of 5 failed: E: first; next try at 2026-11-29 12:00:30.000Z",
+    ]
+
+
+async def test_a_running_job_that_is_cancelled_is_told_when(server: FakeServer) -> None:
+    job_id = server.add("t")
+    server._grant(job_id)
+    got = await run(server, "cancel", job_id)
+    words = "is running: its worker is told at its next heartbeat, within about 10 s"
+    assert (got.exit_code, got.stderr) == (0, f"horae: job {job_id} {words}\n")
+
+
+def test_trouble_is_told_once_and_by_its_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    target = Target(["http://a"], None, False, 30.0, True)
+    target._tell("http://a: no_leader: none", 2.0, True)
+    target._tell(None, 3.0, True)
+    assert capsys.readouterr().err.splitlines() == [
+        "horae: the cluster does not serve now: http://a: no_leader: none; retrying, each call for 30 s at most",
+        "horae: answered again",
+    ]
+
+
+def test_the_help_names_what_is_below_cluster() -> None:
+    shown = " ".join(CliRunner().invoke(main_group, ["--help"]).stdout.split())
+    assert "cluster Show the members; add, move, remove one, hand over the lead." in shown
+
+
+async def test_several_urls_in_one_variable_are_all_asked(server: FakeServer) -> None:
+    environ = {"HORAE_URL": f"http://127.0.0.1:1,{server.url}", "HORAE_TOKEN": ""}
+    got = await asyncio.to_thread(CliRunner().invoke, main_group, ["jobs"], env=environ)
+    assert got.exit_code == 0
 
 
 async def test_cancel(server: FakeServer) -> None:

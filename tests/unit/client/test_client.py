@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
+import re
 import socket
 import threading
 import uuid
@@ -410,12 +411,68 @@ def test_urls_are_read_as_people_write_them() -> None:
 
 def test_only_trouble_that_lasts_is_told() -> None:
     told: list[tuple[str | None, float]] = []
-    trouble = Trouble(lambda why, seconds: told.append((why, seconds)), first_seconds=2, again_seconds=10)
-    trouble.failed("short", began=0.0, now=1.9)
+    trouble = Trouble(lambda why, seconds, _: told.append((why, seconds)), first_seconds=2, again_seconds=10)
+    trouble.failed("short", due=0.0, now=1.9, reached=False)
     trouble.over(2.0)
     assert told == []
     for now in (12.0, 13.0, 14.0, 23.0):
-        trouble.failed(f"at {now}", began=10.5, now=now)
+        trouble.failed(f"at {now}", due=10.5, now=now, reached=True)
     trouble.over(24.0)
     trouble.over(25.0)
     assert told == [("at 13.0", 2.5), ("at 23.0", 12.5), (None, 13.5)]
+
+
+def test_trouble_begins_when_an_answer_was_due_not_when_it_was_asked_for() -> None:
+    told: list[float] = []
+    trouble = Trouble(lambda why, seconds, _: told.append(seconds), first_seconds=0, again_seconds=0)
+    trouble.failed("cut amid a long poll", due=20.0, now=4.8, reached=False)
+    trouble.failed("and again", due=5.0, now=5.3, reached=False)
+    assert told == [0.0, pytest.approx(0.5)]
+
+
+async def test_a_long_poll_that_is_cut_was_no_trouble_before() -> None:
+    """A leader that dies amid the poll of an idle worker is gone since then, not since the poll was begun."""
+    clock, told, asked = [100.0], list[tuple[float, bool]](), asyncio.Event()
+
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        clock[0] += 4.8
+        writer.transport.abort()
+        asked.set()
+
+    trouble = Trouble(lambda why, seconds, reached: told.append((seconds, reached)), first_seconds=0, again_seconds=60)
+    listening = await asyncio.start_server(cut, "127.0.0.1", 0)
+    async with listening:
+        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        transport = Transport([url], trouble=trouble, now=lambda: clock[0])
+        calling = asyncio.create_task(transport.call("POST", "/v1/claims", b"", deadline=104.8, wait_seconds=20))
+        async with asyncio.timeout(20):
+            await asked.wait()
+            with pytest.raises(errors.OutcomeUnknown):
+                await calling
+        await transport.close()
+    assert told == [(0.0, False)]
+
+
+async def test_a_claim_that_failed_is_asked_again_with_a_short_wait(server: FakeServer, client: AsyncClient) -> None:
+    server.fault("/v1/claims", "cut", problem("no_leader", 503))
+    server.add("t")
+    (claim,) = await client.claim("w", ["default"], wait_seconds=20, again_wait_seconds=1)
+    first, *later = server.sent("/v1/claims")
+    assert claim.task == "t"
+    assert first["wait_seconds"] == 20
+    assert later == [first | {"wait_seconds": 1}] * len(later)
+    assert len(later) >= 2
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"delay": 3}, "no option 'delay': did you mean delay_seconds?"),
+        ({"max_retries": 3}, "did you mean max_attempts?"),
+        ({"zzz": 3}, "no option 'zzz': there are concurrency_key, delay_seconds"),
+    ],
+)
+def test_an_option_that_is_none_is_told_with_the_one_that_was_meant(given: dict[str, int], meant: str) -> None:
+    with Client("http://127.0.0.1:1") as client, pytest.raises(TypeError, match=re.escape(meant)):
+        client.submit("hello", **given)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from tests.helpers.fake_server import FakeServer, problem
+from tests.helpers.fake_server import FakeServer, _ok, problem
 
 from horae import Context, Dead, Retry, Snooze, Worker, errors, wire
 
@@ -669,38 +669,114 @@ async def test_a_worker_with_nothing_to_do_says_so_before_it_asks(server: FakeSe
 # ---------------------------------------------------------------- what it tells
 
 
-async def test_a_failed_attempt_is_told_on_one_line(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+def told_of(caplog: pytest.LogCaptureFixture, name: str) -> list[tuple[str, str]]:
+    """Level and line of each event of this name."""
+    return [
+        (record.levelname, record.getMessage())
+        for record in caplog.records
+        if record.msg and record.getMessage().split()[0] == name
+    ]
+
+
+async def test_a_failed_attempt_is_told_with_what_became_of_the_job(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
     worker = make(server)
 
     @worker.task("bad")
     async def bad() -> None:
         raise ValueError("one\ntwo")
 
-    job_id = server.add("bad")
-    with caplog.at_level("DEBUG", logger="horae"):
-        async with serving(worker):
-            await server.wait_until(lambda: bool(server.jobs[job_id]["errors"]))
-    (told,) = [record for record in caplog.records if record.getMessage().startswith("attempt_failed")]
-    assert told.levelname == "WARNING"
-    expected = f'attempt_failed task=bad job_id={job_id} attempt=1 of=5 retry=True error="ValueError: one\\ntwo"'
-    assert told.getMessage() == expected
-    (below,) = [record for record in caplog.records if record.getMessage().startswith("attempt_traceback")]
-    assert below.levelname == "DEBUG"
-    assert "in bad" in below.getMessage()
-
-
-async def test_a_cluster_that_is_away_and_back_is_told(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
-    worker = make(server, task="t")
-    worker.tell_seconds = 0
-    server.fault("/v1/claims", "cut")
+    again, last = server.add("bad"), server.add("bad")
+    server.jobs[last]["attempt"] = 4
     with caplog.at_level("INFO", logger="horae"):
         async with serving(worker):
-            job_id = server.add("t")
+            await server.wait_until(lambda: bool(server.jobs[again]["errors"] and server.jobs[last]["errors"]))
+    told = dict(zip((again, last), told_of(caplog, "attempt_failed"), strict=True))
+    for job_id, attempt, state in ((again, 1, "pending"), (last, 5, "dead")):
+        level, text = told[job_id]
+        line, _, below = text.partition("\n")
+        expected = f"attempt_failed task=bad job_id={job_id} attempt={attempt} of=5 state={state} "
+        assert (level, line) == ("WARNING", expected + 'error="ValueError: one\\ntwo"')
+        assert below.startswith("Traceback")
+        assert "in bad" in below
+
+
+async def test_a_failure_that_came_too_late_says_so(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    worker = make(server)
+    job_id = server.add("late")
+
+    @worker.task("late")
+    async def late() -> None:
+        server.expire(job_id)
+        raise Retry("no time")
+
+    with caplog.at_level("INFO", logger="horae"):
+        async with serving(worker):
+            await server.wait_until(lambda: server.counts["/v1/leases/complete"] == 1)
+    ((level, line),) = told_of(caplog, "attempt_failed")
+    assert (level, "state=lease_lost" in line) == ("WARNING", True)
+
+
+async def test_a_cancelled_attempt_is_no_failure(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    server.lease_seconds = 1.0
+    worker = make(server)
+    started = asyncio.Event()
+
+    @worker.task("long")
+    async def long() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    job_id = server.add("long")
+    with caplog.at_level("INFO", logger="horae"):
+        async with serving(worker):
+            await started.wait()
+            server._cancel(server.jobs[job_id])
             await server.wait_finished(job_id)
+    assert told_of(caplog, "attempt_failed") == []
+    error = 'error="Cancelled: cancelled on request"'
+    assert told_of(caplog, "attempt_cancelled") == [
+        ("INFO", f"attempt_cancelled task=long job_id={job_id} attempt=1 {error}")
+    ]
+
+
+async def test_a_failure_that_nobody_takes_is_told_at_the_end(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = make(server)
+
+    @worker.task("bad")
+    async def bad() -> None:
+        raise Dead("why")
+
+    server.fault("/v1/leases/complete", *["hang"] * 9)
+    server.add("bad")
+    with caplog.at_level("INFO", logger="horae"):
+        async with serving(worker):
+            await server.wait_until(lambda: server.counts["/v1/leases/complete"] == 1)
+    ((_, line),) = told_of(caplog, "attempt_failed")
+    assert line.endswith('state=unknown error="Dead: why"')
+    assert len(told_of(caplog, "outcomes_unreported")) == 1
+
+
+@pytest.mark.parametrize(("fault", "name"), [("cut", "cluster_unreachable"), ("no_leader", "cluster_not_serving")])
+async def test_a_cluster_that_is_away_and_back_is_told(
+    server: FakeServer, caplog: pytest.LogCaptureFixture, fault: str, name: str
+) -> None:
+    """An idle worker too: its next claim is a short one, so that the answer need not wait for a job."""
+    worker = make(server, task="t")
+    worker.tell_seconds = 0
+    server.fault("/v1/claims", "cut" if fault == "cut" else problem(fault, 503), _ok({"jobs": []}))
+    with caplog.at_level("INFO", logger="horae"):
+        async with serving(worker):
+            await server.wait_until(lambda: server.counts["/v1/claims"] >= 3)
+    waits = [body["wait_seconds"] for body in server.sent("/v1/claims")]
     told = [record.getMessage() for record in caplog.records]
-    away = [line.startswith("cluster_unreachable") and server.url in line for line in told].index(True)
-    back = [line.startswith("cluster_reached after_seconds=") for line in told].index(True)
+    away = [line.startswith(name) and server.url in line for line in told].index(True)
+    back = [line.startswith("cluster_serves after_seconds=") for line in told].index(True)
     assert away < back
+    assert waits[:3] == [20, 1, 20]
 
 
 async def test_a_stop_without_a_cluster_is_silent(caplog: pytest.LogCaptureFixture) -> None:
