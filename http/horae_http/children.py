@@ -52,6 +52,7 @@ class Child:
         self._argv = [sys.executable, "-m", "horae_http.children", str(os.getpid()), module, *args]
         self._env = dict(env)
         self._say = say
+        self._starts = 0
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
 
@@ -103,8 +104,11 @@ class Child:
             env=self._env,
             process_group=0,  # Ctrl-C reaches the parent alone, which stops its children in order
         )
+        self._starts += 1
         if self._stopping.is_set():  # stop() came while it was being started
             self.signal(signal.SIGTERM)
+        elif self._starts > 1:
+            self._say("dev", f"{self.name} is started again, pid {self.process.pid}")
         assert self.process.stdout is not None
         pump = asyncio.create_task(self._pass_on(self.process.stdout))
         try:

@@ -14,7 +14,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -29,8 +29,14 @@ JOB_S: Final = 20.0
 STOP_S: Final = 10.0
 POLL_S: Final = 0.05
 RETRY_S: Final = 0.5
+LOOK_S: Final = 1.0
+"""How often the nodes are asked who leads: a person who has just killed the leader is waiting to see it."""
 _COLOURS: Final = (36, 33, 35, 32, 34)
+"""Of the nodes, by their number: n2 has the same at every start."""
+_OTHER_COLOURS: Final = {"worker": 94, "dev": 90}
 _NAME_WIDTH: Final = 6
+_LEVEL: Final = slice(24, 30)
+"""Where a log line has its level, after the time."""
 
 T = TypeVar("T")
 
@@ -55,14 +61,12 @@ class Printer:
     def __init__(self, on_closed: Callable[[], None]) -> None:
         self._on_closed = on_closed
         self._closed = False
-        self._colours: dict[str, int] = {}
         self._coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
 
     def say(self, name: str, line: str) -> None:
         prefix = f"{name:<{_NAME_WIDTH}} |"
         if self._coloured:
-            colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
-            prefix = f"\x1b[{colour}m{prefix}\x1b[0m"
+            prefix = f"\x1b[{colour_of(name)}m{prefix}\x1b[0m"
         self.write(f"{prefix} {line}")
 
     def write(self, text: str) -> None:
@@ -76,6 +80,11 @@ class Printer:
             self._on_closed()
 
 
+def colour_of(name: str) -> int:
+    """The code of a process's colour, the same at every start."""
+    return _OTHER_COLOURS[name] if name in _OTHER_COLOURS else _COLOURS[(int(name[1:]) - 1) % len(_COLOURS)]
+
+
 class _Dev:
     """One run: owns the children, the signals and what is printed."""
 
@@ -83,6 +92,8 @@ class _Dev:
         self._options = options
         self._urls = list(options.urls.values())
         self._stop = asyncio.Event()
+        self._ending = False
+        self._leader: str | None = None
         self._printer = Printer(self._stop.set)
         self._refused = asyncio.Event()
         self._again = any((options.data_dir / name).exists() for name in options.urls)
@@ -95,7 +106,12 @@ class _Dev:
         env = child_env(os.environ)
         if module == "horae.demo":
             env["HORAE_URL"] = ",".join(self._urls)
-        return Child(name, module, args, env, self._printer.say, self._refused)
+        return Child(name, module, args, env, self._say, self._refused)
+
+    def _say(self, name: str, line: str) -> None:
+        """A line of a child's, or about one. At the end only what may matter: how a node stops is no news."""
+        if not (self._ending and line[_LEVEL] == " info "):
+            self._printer.say(name, line)
 
     async def run(self) -> int:
         self._handle_signals()
@@ -106,7 +122,8 @@ class _Dev:
                 await self._stop_all()
 
     async def _serve(self, group: asyncio.TaskGroup) -> int:
-        self._printer.say("dev", f"starting {len(self._nodes)} nodes, data in {self._options.data_dir}")
+        nodes = "1 node" if len(self._nodes) == 1 else f"{len(self._nodes)} nodes"
+        self._printer.say("dev", f"starting {nodes}, data in {self._options.data_dir}")
         self._start(group, self._nodes)
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=JOB_S)) as session:
             if await self._until(self._wait_ready(session), READY_S) is None:
@@ -115,10 +132,10 @@ class _Dev:
                 self._start(group, [self._worker])
                 if not await self._until(self._run_demo_job(session), JOB_S) and not self._stop.is_set():
                     self._printer.say("dev", f"the demo job was not done within {JOB_S:g} s; the lines above say why")
-            leader = await self._until(self._leader(session), JOB_S)
-        if not self._stop.is_set():
-            self._printer.write(welcome(self._options, leader, self._pids()))
-        await self._stop.wait()
+            seen = await self._until(self._wait_leader(session), JOB_S)
+            if not self._stop.is_set():
+                self._printer.write(welcome(self._options, self._leader, self._pids()))
+                await self._watch_leader(session, seen or (0, None))
         return 0
 
     def _start(self, group: asyncio.TaskGroup, children: list[Child]) -> None:
@@ -127,11 +144,20 @@ class _Dev:
             self._running.append(child)
 
     async def _stop_all(self) -> None:
-        """The worker first: it still reports what it did; then the nodes. Signals now hurry the rest."""
+        """The worker first: it still reports what it did; then who follows, and last who leads: a leader that stops
+        looks for a successor, and would take one that stops as well. Signals now hurry the rest.
+        """
         self._printer.say("dev", "stopping")
-        if self._worker in self._running:
-            await self._worker.stop(STOP_S)
-        await asyncio.gather(*(child.stop(STOP_S) for child in self._running if child is not self._worker))
+        self._ending = True
+        leader = [child for child in self._running if child.name == self._leader]
+        worker = [child for child in self._running if child is self._worker]
+        followers = [child for child in self._running if child not in leader and child not in worker]
+        for children in (worker, followers, leader):
+            await asyncio.gather(*(self._stop_one(child) for child in children))
+
+    async def _stop_one(self, child: Child) -> None:
+        await child.stop(STOP_S)
+        self._printer.say("dev", f"{child.name} has stopped")
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -183,11 +209,25 @@ class _Dev:
         self._worker.settled = True
         return True
 
-    async def _leader(self, session: aiohttp.ClientSession) -> str | None:
-        leader: str | None = (await _call(session, "GET", f"{self._urls[0]}/v1/cluster"))["leader"]
+    async def _wait_leader(self, session: aiohttp.ClientSession) -> tuple[int, str | None]:
+        """The term and its leader."""
+        view = await _call(session, "GET", f"{self._urls[0]}/v1/cluster")
+        self._leader = view["leader"]
         if self._again:
             self._printer.say("dev", f"{self._options.data_dir} held a cluster: its jobs are here again")
-        return leader
+        return view["term"], view["leader"]
+
+    async def _watch_leader(self, session: aiohttp.ClientSession, seen: tuple[int, str | None]) -> None:
+        """Say who leads whenever that changes, until told to stop."""
+        while not self._stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), LOOK_S)
+            views = await asyncio.gather(*(_own_view(session, url) for url in self._urls))
+            newest = newest_leader(views)
+            if newest is not None and newest[0] > seen[0] and not self._stop.is_set():
+                seen = newest
+                self._leader = newest[1]
+                self._printer.say("dev", f"{newest[1]} leads now, pid {self._pids().get(newest[1], '?')}")
 
     def _pids(self) -> dict[str, int]:
         return {child.name: child.process.pid for child in self._nodes if child.process is not None}
@@ -205,6 +245,21 @@ async def _wait_until_ready(session: aiohttp.ClientSession, url: str) -> None:
                 if answer.status == 200:
                     return
         await asyncio.sleep(POLL_S)
+
+
+async def _own_view(session: aiohttp.ClientSession, url: str) -> Any:
+    """Whom this node takes for the leader; None when it does not answer."""
+    limit = aiohttp.ClientTimeout(total=LOOK_S)
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+        async with session.get(f"{url}/v1/cluster?consistency=local", timeout=limit) as answer:
+            return await answer.json() if answer.status == 200 else None
+    return None
+
+
+def newest_leader(views: Sequence[Any]) -> tuple[int, str] | None:
+    """The newest term that has a leader, and who it is. Who was away for a while may still name an older one."""
+    known = [(view["term"], view["leader"]) for view in views if view is not None and view["leader"] is not None]
+    return max(known, default=None)
 
 
 async def _call(session: aiohttp.ClientSession, method: str, url: str, body: Any = None) -> Any:
@@ -233,15 +288,19 @@ def command_name() -> str:
 def welcome(options: DevOptions, leader: str | None, pids: dict[str, int]) -> str:
     """What is printed once all is up: where everything is, and what to try next."""
     horae = command_name()
-    flag = "" if options.port == 7070 else f" --url {options.urls['n1']}"
     curl = f"curl -s {options.urls['n1']}/v1/jobs"
     lines = [""]
     for name, url in options.urls.items():
         lines.append(f"  {name}  {url}  pid {pids.get(name, '?')}{'  leader' if name == leader else ''}")
     lines += ["", "  Try, in another terminal:", ""]
-    lines += [f'    {horae} submit{flag} hello --payload \'{{"name": "you"}}\' --wait']
+    lines += [f"    export HORAE_URL={','.join(options.urls.values())}"]
+    if not options.worker:
+        lines += [
+            f"    {horae} worker horae.demo:worker &    (the demo worker, which this cluster was started without)"
+        ]
+    lines += [f'    {horae} submit hello --payload \'{{"name": "you"}}\' --wait']
     lines += [f'    {curl} -d \'{{"task": "add", "payload": {{"a": 1, "b": 2}}}}\'']
-    lines += [f"    {horae} jobs{flag}", f"    {horae} cluster{flag}"]
+    lines += [f"    {horae} jobs", f"    {horae} cluster"]
     if leader in pids and options.nodes > 1:
         lines += [f"    kill -9 {pids[leader]}    (the leader: the others go on, and it is started again)"]
     lines += [

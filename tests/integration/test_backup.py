@@ -127,7 +127,7 @@ async def test_a_restore_refuses_what_it_should(tmp_path: Path) -> None:
     (tmp_path / "broken").write_bytes(broken)
     (tmp_path / "short").write_bytes(file.read_bytes()[:-1])
     for name in ("broken", "short"):
-        require_refusal(await horae("restore", str(tmp_path / name), *to_target, NEW), 2, name)
+        require_refusal(await horae("restore", str(tmp_path / name), *to_target, NEW), 2, f"{name} is no backup that")
     assert not target.exists()
     target.mkdir()
     (target / "something").write_text("")

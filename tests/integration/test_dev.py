@@ -70,7 +70,9 @@ def test_it_runs_a_job_ends_in_order_and_finds_its_jobs_again(tmp_path: Path) ->
         assert re.search(r"^worker +\| \d{4}-\d\d-\d\dT[0-9:.]+Z info worker_started ", run.text, re.MULTILINE)
         assert run.end(signal.SIGINT) == 0
         after = run.text.partition("| stopping")[2]
-        assert after.index("worker_stopped") < after.index("node_stopped")
+        assert after.index("worker has stopped") < after.index("n1 has stopped")
+        assert " info " not in after
+        assert "starting 1 node," in run.text
     with dev(tmp_path, "--no-worker") as again:
         assert "its jobs are here again" in again.read_until(UP)
         assert again.end(signal.SIGTERM) == 0
@@ -95,7 +97,10 @@ def test_a_node_that_is_killed_is_started_again(tmp_path: Path) -> None:
         os.kill(run.node_pids()[0], signal.SIGKILL)
         run.read_until("n1 ended by itself (killed by SIGKILL); it starts again in 1 s")
         run.text = ""
-        run.read_until("serving node=n1")
+        run.read_until("n1 is started again, pid ")
+        pid = re.search(r"n1 is started again, pid (\d+)", run.text)
+        assert pid is not None
+        run.read_until(f"n1 leads now, pid {pid[1]}\n")
         assert run.end(signal.SIGINT) == 0
 
 

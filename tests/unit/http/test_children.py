@@ -85,7 +85,10 @@ async def test_a_child_that_dies_is_named_and_started_again(make):
         await lines.wait_for("c", "up")
         child.signal(signal.SIGKILL)
         await lines.wait_for("c", "up", times=2)
+        assert child.process is not None
+        assert ("dev", f"c is started again, pid {child.process.pid}") in lines.seen
     assert ("dev", "c ended by itself (killed by SIGKILL); it starts again in 0.01 s") in lines.seen
+    assert sum("is started again" in line for _, line in lines.seen) == 1
 
 
 async def test_a_refused_first_start_is_not_tried_again(make):

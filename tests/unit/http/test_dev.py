@@ -113,8 +113,25 @@ def test_the_welcome_names_every_node_and_the_next_commands(tmp_path):
     text = dev.welcome(options(tmp_path, port=9000), "n2", {"n1": 11, "n2": 22, "n3": 33})
     for part in ("n1  http://127.0.0.1:9000  pid 11", "n2  http://127.0.0.1:9001  pid 22  leader", "kill -9 22"):
         assert part in text
-    assert "--url http://127.0.0.1:9000" in text
-    assert "--url" not in dev.welcome(options(tmp_path), None, {})
+    assert "export HORAE_URL=http://127.0.0.1:9000,http://127.0.0.1:9001,http://127.0.0.1:9002\n" in text
+    assert "worker horae.demo:worker" not in text
+
+
+def test_without_a_worker_one_is_suggested_before_a_job_that_is_waited_for(tmp_path):
+    text = dev.welcome(options(tmp_path, worker=False), None, {})
+    assert 0 < text.index("worker horae.demo:worker &") < text.index("--wait")
+
+
+def test_a_node_has_the_same_colour_at_every_start():
+    colours = {name: dev.colour_of(name) for name in ("n5", "n2", "dev", "n1", "worker", "n4", "n3")}
+    assert len(set(colours.values())) == len(colours)
+    assert colours == {name: dev.colour_of(name) for name in sorted(colours)}
+
+
+def test_who_leads_is_told_by_the_newest_term():
+    views = [{"term": 3, "leader": "n1"}, None, {"term": 4, "leader": "n2"}, {"term": 5, "leader": None}]
+    assert dev.newest_leader(views) == (4, "n2")
+    assert dev.newest_leader([None, {"term": 5, "leader": None}]) is None
 
 
 def test_the_command_refuses_two_nodes():
