@@ -1,7 +1,8 @@
 """The README's examples do what it says, as a newcomer would type them: on one real node, with the worker it shows.
 
 Every Python block but the worker runs as a program of its own; each line of a shell block that is a user command runs,
-in the order of the page. Not here: `horae dev` (`test_dev.py`), installing.
+in the order of the page; a block of `curl` that keeps a token runs as a whole. Not here: `horae dev` (`test_dev.py`),
+installing.
 """
 
 from __future__ import annotations
@@ -31,8 +32,15 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 
 
+def scripts() -> list[str]:
+    """The shell blocks that keep something from one line for the next: they run as a whole."""
+    return [block for block in blocks("sh") if "=$(" in block]
+
+
 def shell_lines() -> list[list[str]]:
-    lines = [shlex.split(line, comments=True) for block in blocks("sh") for line in block.splitlines()]
+    whole = scripts()
+    typed = [block for block in blocks("sh") if block not in whole]
+    lines = [shlex.split(line, comments=True) for block in typed for line in block.splitlines()]
     return [line for line in lines if line and (line[0] == "curl" or (line[0] == "horae" and line[1] in USER_COMMANDS))]
 
 
@@ -86,10 +94,14 @@ async def test_every_example_works(tmp_path: Path) -> None:
                 for line in shell_lines()
                 if line[0] == "horae" or shutil.which("curl")
             }
+            by_hand = [await newcomer.run("sh", "-ec", URL.sub(newcomer.url, script)) for script in scripts()]
             results = [await newcomer.run(sys.executable, "-c", URL.sub(newcomer.url, text)) for text in programs]
     assert {line.split()[1] for line in printed if line.startswith("horae")} == set(USER_COMMANDS)
     assert any("succeeded" in text and '{"shipped":7,"express":false}' in text for text in printed.values())
     assert any("2 of 5" in text and "receipt" in text for text in printed.values())
+    (answers,) = by_hand
+    assert '"status":"ok"' in answers
+    assert answers.rpartition('"state":')[2].startswith('"succeeded"')
     assert results[0].splitlines() == ["{'shipped': 9, 'express': False}", "dead nothing to charge"]
     assert results[1].splitlines() == [str(sum(range(100)))]
 
