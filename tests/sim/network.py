@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from itertools import islice
 from typing import Final
 
 import msgpack
@@ -318,10 +319,10 @@ class SimTransport:
             else:
                 queued.append(self._as_received(message))
 
-    def flush(self) -> None:
+    def flush(self, peers_max: int | None = None) -> None:
         if self._queued:
-            queued, self._queued = self._queued, {}
-            for node_id, messages in queued.items():
+            for node_id in list(islice(self._queued, peers_max)):
+                messages = self._queued.pop(node_id)
                 connection = self.links.get(node_id)
                 if connection is not None:
                     self.network.transmit(connection, self.own_id, messages)

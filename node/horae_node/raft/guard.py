@@ -761,8 +761,11 @@ class Guard:
 
     def has_unsent(self) -> bool:
         """True when the leader has entries or pieces that it could send to somebody now."""
-        core, last = self._core, self._journal.last_index
-        return any(core.next_index.get(peer, last + 1) <= last for peer in core.connected)
+        next_index, last = self._core.next_index, self._journal.last_index
+        for peer in self._core.connected:  # noqa: SIM110 (a generator costs twice as much, five times an entry)
+            if next_index.get(peer, last + 1) <= last:
+                return True
+        return False
 
     # ------------------------------------------------------------------ reads (19)
 

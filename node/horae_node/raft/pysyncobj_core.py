@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from queue import Empty
@@ -191,6 +192,7 @@ class Core:
         self.next_index: dict[Peer, int] = self._obj._SyncObj__raftNextIndex
         self.match_index: dict[Peer, int] = self._obj._SyncObj__raftMatchIndex
         self._learners: set[Peer] = self._obj._SyncObj__readonlyNodes
+        self._queued: deque[object] = self._obj._SyncObj__commandsQueue._FastQueue__queue
 
     def enter(self) -> None:
         """Point the library's clock, a global of its module, at this node's (a process of the simulator has many)."""
@@ -288,7 +290,8 @@ class Core:
 
     def append_proposals(self) -> None:
         """Leader: move what is queued into the log."""
-        self._obj._checkCommandsToApply()
+        if self._queued:  # an empty queue tells the library so by an exception
+            self._obj._checkCommandsToApply()
 
     def send_entries(self) -> None:
         """Leader: send to all who are not muted, at least a heartbeat each."""

@@ -14,6 +14,7 @@ import asyncio
 import random
 import ssl
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any, Final, Protocol, cast
 
 import msgpack
@@ -83,8 +84,8 @@ class TransportPort(Protocol):
         """Queue a message until `flush`; it is dropped when the peer is not connected."""
         ...
 
-    def flush(self) -> None:
-        """Hand everything queued to the network, without waiting."""
+    def flush(self, peers_max: int | None = None) -> None:
+        """Hand what is queued to the network, without waiting: for so many peers, or for all."""
         ...
 
     def disconnect(self, node_id: str, reason: str) -> None:
@@ -134,7 +135,7 @@ class TcpTransport:
         self._rng = rng or random.Random()
         self._links: dict[str, _Link] = {}
         self._strangers: set[_Link] = set()
-        self._unsent: set[_Link] = set()
+        self._unsent: dict[_Link, None] = {}
         self._refusals: dict[tuple[str, str], None] = {}
         """Whom and why, as logged; the oldest first."""
         self._packed: tuple[object, bytes] = (None, b"")
@@ -183,12 +184,12 @@ class TcpTransport:
                 link.queue_with(message, self._pack_entries(entries))
             else:
                 link.queue(message)
-            self._unsent.add(link)
+            self._unsent[link] = None
 
-    def flush(self) -> None:
+    def flush(self, peers_max: int | None = None) -> None:
         if self._unsent:
-            unsent, self._unsent = self._unsent, set()
-            for link in unsent:
+            for link in list(islice(self._unsent, peers_max)):
+                del self._unsent[link]
                 link.flush()
 
     def disconnect(self, node_id: str, reason: str) -> None:
@@ -315,7 +316,7 @@ class TcpTransport:
 
     def went_down(self, link: _Link) -> None:
         self._strangers.discard(link)
-        self._unsent.discard(link)
+        self._unsent.pop(link, None)
         if link.peer_id is not None and self._links.get(link.peer_id) is link:
             del self._links[link.peer_id]
             self._receiver.on_connection(link.peer_id, False)

@@ -188,7 +188,7 @@ class MemoryTransport:
         if self.network.nodes.get(self.node_id) is self:
             self.network.left(self.node_id)
 
-    def flush(self) -> None:
+    def flush(self, peers_max: int | None = None) -> None:
         """Messages leave at once."""
 
     def set_peers(self, addresses: Mapping[str, str], removed: frozenset[str], book: Roster) -> None:
