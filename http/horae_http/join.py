@@ -1,13 +1,15 @@
-"""How a node becomes a member of a running cluster: it looks who is there, starts as one who only follows, and asks.
+"""How a node becomes a member of a running cluster: it looks who is there, asks, and starts as one who only follows.
 
-The first start writes down the members that the cluster names, this node as a learner beside them; from then on the
-log tells of every change. The call that takes it in is a repeat when it was made before. Not here: what the cluster
-makes of it (`horae_node/membership.py`). Next to read: `main.py`.
+Its data directory is made once the cluster has said yes: what a no asks to be mended, the node's name or that of the
+cluster, stands in it for good. The first start writes down the members that the cluster names, this node as a learner
+beside them; from then on the log tells of every change. It asks again until it counts: a repeat. Not here: what the
+cluster makes of it (`horae_node/membership.py`). Next to read: `main.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
@@ -21,15 +23,20 @@ from horae_node.config import NodeConfig
 from horae_node.errors import ConfigError
 from horae_node.raft.port import Member, Roster
 from horae_node.voters import read_members, read_voters, write_members
+from horae_storage.directory import open_directory
 
+WAIT_S: Final = 30
+"""How long the cluster may hold its answer back until this node has caught up."""
 CALL_S: Final = 60.0
-"""Above the half minute that the cluster waits for a node to catch up."""
 LOOK_S: Final = 10.0
 PAUSE_S: Final = 0.5
 LOOKS_MAX: Final = 60
 """A cluster that does not answer for so many rounds is not there."""
 
 T = TypeVar("T")
+Ask = Callable[[aiohttp.ClientSession, str], Awaitable[T | None]]
+"""One call of one node; None to ask on."""
+
 log = logs.get_log("join")
 
 
@@ -39,15 +46,18 @@ class _Problem(msgspec.Struct):
 
 
 async def learn_members(config: NodeConfig, token: str | None) -> None:
-    """Before the first start: write down who the members are. Nothing is done when that is known.
+    """Before the first start: ask in, and write down who the members are. Nothing is done when that is known.
 
-    Raises: `ConfigError` when no node answers, or it is another cluster.
+    Raises: `ConfigError` when no node answers, it is another cluster, or it refuses; then nothing was written.
     """
     if read_members(config.data_dir) is not None or read_voters(config.data_dir) is not None:
         return
     view = await _ask_round(config, token, _look, rounds=LOOKS_MAX)
     if view.cluster != config.cluster:
-        raise ConfigError(f"join: this is node of cluster {config.cluster!r}, there is {view.cluster!r}: mend cluster")
+        raise ConfigError(
+            f"join: this is a node of cluster {config.cluster!r}, there is {view.cluster!r}: "
+            f'set cluster = "{view.cluster}", or mend join'
+        )
     known = {standing: _members(view, standing) for standing in ("voter", "learner")}
     learners = [member for member in known["learner"] if member.node_id != config.node_id]
     voters = [member for member in known["voter"] if member.node_id != config.node_id]
@@ -55,25 +65,37 @@ async def learn_members(config: NodeConfig, token: str | None) -> None:
         raise ConfigError(
             f"join: {config.node_id} is a member already, and {config.data_dir} holds nothing of it: take a new node_id"
         )
-    write_members(config.data_dir, Roster(0, tuple(voters), (*learners, config.own)))
+    await _ask_round(config, token, _asking(config, wait_seconds=0, enough=(200, 202)), rounds=None)
+    with contextlib.closing(open_directory(config.data_dir, config.cluster, config.node_id)):
+        write_members(config.data_dir, Roster(0, tuple(voters), (*learners, config.own)))
     log.event("members_learnt", members=",".join(member.node_id for member in (*voters, *learners)))
 
 
 async def ask_in(config: NodeConfig, token: str | None) -> None:
     """Ask until this node counts. Raises: `ConfigError` when the cluster refuses it."""
+    await _ask_round(config, token, _asking(config, wait_seconds=WAIT_S, enough=(200,)), rounds=None)
+    log.event("joined")
 
-    async def ask(session: aiohttp.ClientSession, url: str) -> str | None:
-        own = config.own
-        body = {"node": own.node_id, "raft_address": own.raft_address, "http_url": own.http_url}
-        async with session.post(f"{url}/v1/cluster/members", json=body) as answer:
-            if answer.status == 200:
-                return "voter"
+
+def _asking(config: NodeConfig, *, wait_seconds: int, enough: tuple[int, ...]) -> Ask[int]:
+    """The call that takes this node in; its status once that is `enough`."""
+    own = config.own
+    body = {"node": own.node_id, "raft_address": own.raft_address, "http_url": own.http_url}
+    told = ""
+
+    async def ask(session: aiohttp.ClientSession, url: str) -> int | None:
+        nonlocal told
+        async with session.post(f"{url}/v1/cluster/members?wait_seconds={wait_seconds}", json=body) as answer:
+            if answer.status in enough:
+                return answer.status
             if answer.status != 202:
-                _require_passing(answer.status, await answer.read())
+                reason = _require_passing(answer.status, await answer.read())
+                if reason != told:
+                    told = reason
+                    log.event("join_put_off", status=answer.status, reason=reason)
             return None
 
-    await _ask_round(config, token, ask, rounds=None)
-    log.event("joined")
+    return ask
 
 
 async def _look(session: aiohttp.ClientSession, url: str) -> wire.ClusterView | None:
@@ -89,7 +111,7 @@ async def _look(session: aiohttp.ClientSession, url: str) -> wire.ClusterView | 
 async def _ask_round(
     config: NodeConfig,
     token: str | None,
-    ask: Callable[[aiohttp.ClientSession, str], Awaitable[T | None]],
+    ask: Ask[T],
     *,
     rounds: int | None,
 ) -> T:
@@ -116,8 +138,8 @@ def _members(view: wire.ClusterView, standing: str) -> list[Member]:
     return sorted(found)
 
 
-def _require_passing(status: int, body: bytes) -> None:
-    """Raises: `ConfigError` for a refusal that waiting does not mend; another change under way does end."""
+def _require_passing(status: int, body: bytes) -> str:
+    """Why not now: another change under way does end. Raises: `ConfigError` for what waiting does not mend."""
     try:
         problem = msgspec.json.decode(body, type=_Problem)
     except msgspec.MsgspecError:
@@ -125,4 +147,4 @@ def _require_passing(status: int, body: bytes) -> None:
     under_way = problem.code == "conflict" and "under way" in problem.detail
     if status < 500 and status != 429 and not under_way:
         raise ConfigError(f"join: the cluster refuses this node: {problem.detail or status}")
-    log.debug("join_put_off", status=status, reason=problem.detail)
+    return problem.detail

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Coroutine
 from typing import Final, NoReturn
 
 import uvloop
@@ -60,8 +61,8 @@ def run_node(config: NodeConfig) -> int:
 async def _run(config: NodeConfig) -> None:
     """From start to orderly stop. A fatal error does not come back from here: the process ends at once."""
     stop = _stop_on_signals()
-    if config.join:
-        await learn_members(config, _token())
+    if config.join and not await _unless_told(stop, learn_members(config, _token())):
+        return
     node = Node(config, clock=SystemClock())
     await node.start()
     fatal = asyncio.create_task(_end_on_fatal(node))
@@ -74,6 +75,19 @@ async def _run(config: NodeConfig) -> None:
         await node.stop()
         fatal.cancel()
     log.event("process_ends", reason="told to stop")
+
+
+async def _unless_told(stop: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
+    """Do it; False when told to stop first. Raises: what the work does."""
+    working, told = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((working, told), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+        return working.done()
+    finally:
+        working.cancel()
+        told.cancel()
 
 
 async def _join(config: NodeConfig, node: Node) -> None:

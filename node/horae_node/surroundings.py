@@ -1,6 +1,7 @@
 """What must be right around a node before it opens anything: its data directory, the voters it was made for, its ports.
 
-In this order, each refused with the fix and nothing left open. The voters' ids are written down at the first start: a
+In this order, each refused with the fix and nothing left open. Of a directory that is still to be made the ports come
+first, so that a start that is refused leaves nothing behind. The voters' ids are written down at the first start: a
 node that came back with other voters could elect itself beside its old peers, and both halves would acknowledge.
 Not here: the configuration alone (`config.py`). Next to read: `runtime.py`.
 """
@@ -13,7 +14,7 @@ from horae_node import logs
 from horae_node.config import Address, NodeConfig
 from horae_node.errors import ConfigError
 from horae_node.voters import read_members, read_voters, write_voters
-from horae_storage.directory import open_directory
+from horae_storage.directory import is_new, open_directory, require_usable
 
 log = logs.get_log("process")
 
@@ -21,15 +22,23 @@ log = logs.get_log("process")
 def require_surroundings(config: NodeConfig) -> None:
     """Check directory, files, voters and ports, and let go of them again. Forks: before all threads.
 
+    The directory of a node that joins is not made here: what a refusal asks to be mended, its name or its cluster's,
+    would stand in it.
+
     Raises: `ConfigError`, `ForeignDirectory`, `DirectoryInUse`, `DirectoryUnusable`, `Corrupt`.
     """
+    new = is_new(config.data_dir)
+    if new:
+        _require_free_ports(config)
+        if config.join:
+            require_usable(config.data_dir)
+            return
     directory = open_directory(config.data_dir, config.cluster, config.node_id)
     try:
         directory.require_sound()
         _require_same_voters(config)
-        _require_free_port("http_listen", config.http_listen)
-        if len(config.members) > 1 or config.join:  # a node alone has nobody to listen to
-            _require_free_port("raft_listen", config.raft_listen)
+        if not new:
+            _require_free_ports(config)
     finally:
         directory.close()
 
@@ -61,6 +70,12 @@ def _report_other_members(config: NodeConfig) -> None:
             configured=",".join(member.node_id for member in config.members),
             members=",".join(member.node_id for member in book.members),
         )
+
+
+def _require_free_ports(config: NodeConfig) -> None:
+    _require_free_port("http_listen", config.http_listen)
+    if len(config.members) > 1 or config.join:  # a node alone has nobody to listen to
+        _require_free_port("raft_listen", config.raft_listen)
 
 
 def _require_free_port(key: str, address: Address) -> None:

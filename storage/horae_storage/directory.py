@@ -7,6 +7,7 @@ vote or its entries can make a cluster forget what it acknowledged. Not here: wh
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -86,6 +87,21 @@ class Directory:
             self._lock_fd = None
 
 
+def is_new(path: Path) -> bool:
+    """No node has made this directory its own yet. Nothing is touched."""
+    return not (path / _IDENTITY_NAME).exists()
+
+
+def require_usable(path: Path) -> None:
+    """A node could make this directory, which `is_new`, its own; nothing is made. Raises: `DirectoryUnusable`."""
+    _require_unowned(path)
+    place = next(it for it in (path, *path.absolute().parents) if it.exists())
+    if not place.is_dir():
+        raise _unusable(path, NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise _unusable(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+
+
 def open_directory(path: Path, cluster: str, node_id: str) -> Directory:
     """Open the data directory of this node, made when it is new; sweeps half-finished files of an earlier process.
 
@@ -151,12 +167,8 @@ def _read_identity(path: Path) -> dict[str, Any] | None:
 
 
 def _new_identity(path: Path, cluster: str, node_id: str) -> dict[str, Any]:
-    """Raises: `DirectoryUnusable` where data lies that nobody owns."""
-    for folder in (path / name for name in _FOLDERS):
-        if folder.is_dir() and any(folder.iterdir()):
-            raise DirectoryUnusable(
-                f"{folder} holds data, but {_IDENTITY_NAME} is missing beside it: restore it, or take an empty one"
-            )
+    """Raises: `DirectoryUnusable`."""
+    _require_unowned(path)
     return {
         "format_version": FORMAT_VERSION,
         "cluster": cluster,
@@ -164,6 +176,15 @@ def _new_identity(path: Path, cluster: str, node_id: str) -> dict[str, Any]:
         "initialised": False,
         "incarnation": os.urandom(16).hex(),
     }
+
+
+def _require_unowned(path: Path) -> None:
+    """Raises: `DirectoryUnusable` where data lies that nobody owns."""
+    for folder in (path / name for name in _FOLDERS):
+        if folder.is_dir() and any(folder.iterdir()):
+            raise DirectoryUnusable(
+                f"{folder} holds data, but {_IDENTITY_NAME} is missing beside it: restore it, or take an empty one"
+            )
 
 
 def _write_identity(path: Path, identity: dict[str, Any]) -> None:

@@ -166,12 +166,31 @@ def listening(port: int) -> Iterator[None]:
 def test_http_port_in_use(node: NodeProcess) -> None:
     with listening(node.http_port):
         require_refusal(run_node(node), f"{HOST}:{node.http_port}", "in use")
+    assert not node.data_dir.exists()
 
 
 def test_raft_port_in_use(tmp_path: Path) -> None:
     nodes = make_nodes(tmp_path, ["n1", "n2", "n3"])
     with listening(nodes[0].raft_port):
         require_refusal(run_node(nodes[0]), f"{HOST}:{nodes[0].raft_port}", "in use")
+
+
+async def test_a_join_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Its name and its cluster's may be what is to be mended: neither may be written down by then."""
+    async with Cluster(tmp_path, 1) as cluster:
+        joining = cluster.new_node("n2")
+        require_refusal(await asyncio.to_thread(run_node, joining), "the cluster refuses this node", "of its own")
+        assert not joining.data_dir.exists()
+        text = joining.config_path.read_text()
+        joining.config_path.write_text(text.replace('cluster = "test"', 'cluster = "prod2"'))
+        require_refusal(await asyncio.to_thread(run_node, joining), "'prod2'", 'set cluster = "test"')
+        assert not joining.data_dir.exists()
+
+
+def test_a_join_to_nobody_makes_nothing_where_it_may_not(node: NodeProcess) -> None:
+    node.write_joining_config(["http://127.0.0.1:1"])
+    node.data_dir.write_text("not a directory", encoding="utf-8")
+    require_refusal(run_node(node), str(node.data_dir), "cannot be used")
 
 
 def test_one_peer_missing(tmp_path: Path) -> None:

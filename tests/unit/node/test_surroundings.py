@@ -94,6 +94,20 @@ def test_raft_port_in_use_matters_only_with_peers(tmp_path, taken):
     require_surroundings(config_of(tmp_path / "alone", ("n1",), raft_listen=f"127.0.0.1:{taken}"))
 
 
+@pytest.mark.parametrize("key", ["http_listen", "raft_listen"])
+def test_a_port_in_use_leaves_no_new_directory_behind(tmp_path, taken, key):
+    with pytest.raises(ConfigError, match=f"{key} 127.0.0.1:{taken} cannot be used"):
+        require_surroundings(config_of(tmp_path / "d", **{key: f"127.0.0.1:{taken}"}))
+    assert not (tmp_path / "d").exists()
+
+
+def test_who_joins_makes_no_directory_before_it_is_taken_in(tmp_path):
+    flags = {"node_id": "n9", "data_dir": str(tmp_path / "d"), "join": "http://n1:7070"}
+    ports = {"http_listen": f"127.0.0.1:{free_port()}", "raft_listen": f"127.0.0.1:{free_port()}"}
+    require_surroundings(load_config(flags=flags | ports))
+    assert not (tmp_path / "d").exists()
+
+
 def test_an_address_of_another_machine(tmp_path):
     with pytest.raises(ConfigError, match=r"raft_listen 192\.0\.2\.1:7071 cannot be used"):
         require_surroundings(config_of(tmp_path / "d", raft_listen="192.0.2.1:7071"))

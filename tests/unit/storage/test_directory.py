@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from horae_storage.directory import Directory, open_directory
+from horae_storage.directory import Directory, is_new, open_directory, require_usable
 from horae_storage.errors import DirectoryInUse, DirectoryUnusable, ForeignDirectory
 from horae_storage.lmdb_kv import LmdbStore
 from horae_storage.raft_log import LmdbRaftLog
@@ -47,6 +47,25 @@ def test_is_made_and_opened_again(path: Path) -> None:
     directory.close()
     directory.close()
     open_directory(path, "c", "a").close()
+
+
+def test_is_new_until_it_is_made(path: Path) -> None:
+    assert is_new(path)
+    require_usable(path)
+    assert not path.parent.exists(), "looked at only"
+    open_directory(path, "c", "a").close()
+    assert not is_new(path)
+
+
+def test_what_could_not_be_made_is_said_before(path: Path) -> None:
+    path.parent.write_text("a file")
+    with pytest.raises(DirectoryUnusable, match="Not a directory"):
+        require_usable(path)
+    path.parent.unlink()
+    (path / "log").mkdir(parents=True)
+    (path / "log" / "log.mdb").write_bytes(b"data")
+    with pytest.raises(DirectoryUnusable, match=r"holds data, but identity\.json is missing"):
+        require_usable(path)
 
 
 @pytest.mark.parametrize(("cluster", "node_id"), [("other", "a"), ("c", "b")])
