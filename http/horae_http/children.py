@@ -21,6 +21,8 @@ RESTART_FIRST_S = 1.0
 RESTART_MAX_S = 30.0
 """A child that ends at once again and again is tried ever more rarely; one that ran for so long, at the first delay."""
 EXIT_REFUSED = 2
+REFUSALS_MAX = 3
+"""Starts in a row that a child refused, once it was seen to work."""
 _PR_SET_PDEATHSIG = 1
 _LAST_WORDS_S = 1.0
 _READ_BYTES = 65536
@@ -46,7 +48,8 @@ class Child:
         self.name = name
         self.process: asyncio.subprocess.Process | None = None
         self.settled = False
-        """Set by the owner once the child was seen to work: from then on exit code 2 is a death as any other."""
+        """Set by the owner once the child was seen to work: from then on exit code 2 ends it only when it comes again
+        and again, for what holds a port may just be going."""
         self._refused = refused
         self._restart_first_s = restart_first_s
         self._argv = [sys.executable, "-m", "horae_http.children", str(os.getpid()), module, *args]
@@ -59,6 +62,7 @@ class Child:
     async def supervise(self) -> None:
         """Start, pass its lines on, start again; returns after `stop()` or a refused start."""
         delay_s = self._restart_first_s
+        refusals = 0
         loop = asyncio.get_running_loop()
         try:
             while not self._stopping.is_set():
@@ -68,6 +72,10 @@ class Child:
                     return
                 if code == EXIT_REFUSED and not self.settled:
                     self._refused.set()
+                    return
+                refusals = refusals + 1 if code == EXIT_REFUSED else 0
+                if refusals == REFUSALS_MAX:
+                    self._say("dev", f"{self.name} cannot start, its line above says why; it is not started again")
                     return
                 delay_s = self._restart_first_s if loop.time() - started > RESTART_MAX_S else delay_s
                 self._say("dev", f"{self.name} ended by itself ({_how(code)}); it starts again in {delay_s:g} s")

@@ -66,6 +66,7 @@ async def _run(config: NodeConfig) -> None:
     node = Node(config, clock=SystemClock())
     await node.start()
     fatal = asyncio.create_task(_end_on_fatal(node))
+    removed = asyncio.create_task(_end_if_removed(config, node))
     joining = asyncio.create_task(_join(config, node)) if config.join and node.standing != "voter" else None
     try:
         await _serve(config, node, stop)
@@ -74,6 +75,7 @@ async def _run(config: NodeConfig) -> None:
             joining.cancel()
         await node.stop()
         fatal.cancel()
+        removed.cancel()
     log.event("process_ends", reason="told to stop")
 
 
@@ -134,6 +136,18 @@ def _stop_on_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
     return stop
+
+
+async def _end_if_removed(config: NodeConfig, node: Node) -> None:
+    """One that was removed while it was away ends; one that took part stays, and says so to whoever asks it."""
+    await node.wait_removed()
+    if not node.took_part:
+        _end(
+            ConfigError(
+                f"{config.node_id} was removed from cluster {config.cluster!r}, for good: to take this machine in "
+                "again, give it a new node_id, an empty data_dir and join (docs/operations.md)"
+            )
+        )
 
 
 async def _end_on_fatal(node: Node) -> None:

@@ -74,6 +74,7 @@ class Node:
         self._handing_over = False
         self._remembering: asyncio.Task[None] | None = None
         self._removed: asyncio.Event = asyncio.Event()
+        self._took_part = False
 
     # ------------------------------------------------------------------ life
 
@@ -231,6 +232,11 @@ class Node:
         await self._removed.wait()
 
     @property
+    def took_part(self) -> bool:
+        """It has known a leader since its start, be it itself."""
+        return self._took_part
+
+    @property
     def standing(self) -> str | None:
         """What this node is by its own state: `voter`, `learner`, `removed`; None while that names others only."""
         return self._raft.roster.standing(self._config.node_id)
@@ -281,6 +287,7 @@ class Node:
 
     def _on_role(self) -> None:
         raft = self._raft
+        self._took_part = self._took_part or raft.leader_id is not None
         if not raft.is_leader:
             self._session.close()
         elif not self._session.open and self._opening is None and not self._stepping_aside:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -120,6 +121,19 @@ async def wait_removed(cluster: Cluster, node: NodeProcess) -> None:
     assert (answer.status, answer.body["code"]) == (503, "removed")
 
 
+async def wait_refused(node: NodeProcess) -> None:
+    """It learns at its start that it was removed: it ends, with the way back in its last line."""
+
+    async def ended() -> bool:
+        assert node.process is not None
+        return node.process.poll() is not None
+
+    await poll(f"{node.name} ends", ended)
+    assert node.process is not None
+    last = node.log_text().splitlines()[-1]
+    assert (node.process.returncode, last.startswith("horae: "), "new" in last) == (2, True, True), last
+
+
 async def finish(cluster: Cluster, *gone: NodeProcess) -> None:
     for node in gone:
         if node.alive:
@@ -144,6 +158,10 @@ async def test_three_grow_to_five_and_shrink_back_under_load(cluster: Cluster) -
     await load.progress()
     for node in leaving:
         await cluster.stop(node)
+        assert node.log_text().count("removed_from_cluster") == 1
+        assert node.log_text().count("leadership_lost") == 0
+        cluster.start(node)
+        await wait_refused(node)
     await load.progress()
     await load.end(cluster)
     assert {await standing(cluster, node) for node in (four, five)} == {"voter"}
@@ -160,13 +178,18 @@ async def test_a_dead_node_is_replaced_and_learns_of_it_when_it_comes_back(clust
     four = await join(cluster, "n4")
     await load.progress()
     cluster.start(dead)
-    await wait_removed(cluster, dead)
+    await wait_refused(dead)
     leader = await cluster.leader()
     cluster.kill(leader)
     await load.progress()
     cluster.start(leader)
     await cluster.wait_ready([leader, four])
     await load.end(cluster)
+    shutil.rmtree(dead.data_dir)
+    dead.write_joining_config(cluster.urls())
+    cluster.start(dead)
+    await wait_refused(dead)
+    assert not dead.data_dir.exists()
     await finish(cluster, dead)
 
 

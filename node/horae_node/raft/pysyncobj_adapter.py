@@ -200,6 +200,8 @@ class PySyncObjRaft:
         self._running = True
         self._take_seats()
         await self._transport.start(self)
+        if self._own_id in self.roster.removed:
+            self.on_sent_away()
         self._on_timer()
 
     def retire(self) -> None:

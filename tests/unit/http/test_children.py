@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from horae_http.children import Child
+from horae_http.children import REFUSALS_MAX, Child
 
 pytestmark = [pytest.mark.timeout(60)]
 LIMIT_S = 30
@@ -100,13 +100,16 @@ async def test_a_refused_first_start_is_not_tried_again(make):
     assert lines.seen == [("c", "port 1 is in use")]
 
 
-async def test_once_settled_exit_code_2_is_a_death_as_any_other(make):
+async def test_once_settled_exit_code_2_is_tried_again_and_not_for_ever(make):
+    """What holds the port may just be going; who was removed from its cluster is so for good."""
     lines, refused = Lines(), asyncio.Event()
     child = make("print('up')\nraise SystemExit(2)", lines, refused)
     child.settled = True
-    async with supervised(child):
-        await lines.wait_for("c", "up", times=2)
+    async with asyncio.timeout(LIMIT_S):
+        await child.supervise()
     assert not refused.is_set()
+    assert [line for name, line in lines.seen if name == "c"] == ["up"] * REFUSALS_MAX
+    assert "it is not started again" in lines.seen[-1][1]
 
 
 async def test_stop_asks_first(make):
