@@ -21,7 +21,15 @@ from typing import Any, Final, TypeVar
 import aiohttp
 
 from horae_http.children import Child
-from horae_http.dev_place import DevOptions, child_env, choose_raft_ports, node_args, own_data_dir, require_free_ports
+from horae_http.dev_place import (
+    DevOptions,
+    child_env,
+    choose_raft_ports,
+    count_nodes,
+    node_args,
+    own_data_dir,
+    require_free_ports,
+)
 from horae_node.errors import ConfigError
 
 READY_S: Final = 30.0
@@ -122,8 +130,7 @@ class _Dev:
                 await self._stop_all()
 
     async def _serve(self, group: asyncio.TaskGroup) -> int:
-        nodes = "1 node" if len(self._nodes) == 1 else f"{len(self._nodes)} nodes"
-        self._printer.say("dev", f"starting {nodes}, data in {self._options.data_dir}")
+        self._printer.say("dev", f"starting {count_nodes(len(self._nodes))}, data in {self._options.data_dir}")
         self._start(group, self._nodes)
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=JOB_S)) as session:
             if await self._until(self._wait_ready(session), READY_S) is None:

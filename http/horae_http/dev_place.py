@@ -75,9 +75,14 @@ def _require_same_layout(options: DevOptions) -> None:
         ) from error
     if found != options.nodes:
         raise ConfigError(
-            f"{options.data_dir} holds a cluster of {found} nodes, not {options.nodes}: "
+            f"{options.data_dir} holds a cluster of {count_nodes(found)}, not {options.nodes}: "
             f"start it with --nodes {found}, or choose another --data"
         )
+
+
+def count_nodes(count: int) -> str:
+    """So many nodes, for people."""
+    return "1 node" if count == 1 else f"{count} nodes"
 
 
 def require_free_ports(options: DevOptions) -> None:

@@ -112,4 +112,4 @@ def test_another_number_of_nodes_is_refused(tmp_path: Path) -> None:
         text, _ = other.process.communicate(timeout=LIMIT_S)
         assert other.process.returncode == 2
         assert text.count("\n") == 1
-        assert "--nodes 1" in text
+        assert "holds a cluster of 1 node, not 3: start it with --nodes 1" in text

@@ -175,7 +175,7 @@ async def test_a_server_that_is_down_is_told_while_it_is_tried(server: FakeServe
     async with asyncio.timeout(30):
         line = (await process.stderr.readline()).decode()
     process.kill()
-    await process.wait()
+    await process.communicate()  # to the end of its pipes: what is left of them at the loop's end warns of it
     words = (
         "horae: cannot reach the cluster: http://127.0.0.1:1: connection refused; retrying, each call for 30 s at most"
     )
