@@ -33,7 +33,9 @@ PAUSE_S: Final = 0.05
 ANSWER_S: Final = WAIT_SECONDS_MAX + 15.0
 """The longest wait of the contract, and time to answer after it."""
 
-_PASSED_HEADERS: Final = ("Content-Type", "Accept", "Authorization", "If-Match", UNLESS_REPEATED)
+_PASSED_HEADERS: Final = ("Content-Type", "Accept", "Authorization", "If-Match")
+_OWN_HEADERS: Final = (*_PASSED_HEADERS, UNLESS_REPEATED)
+"""Of a request that this node makes itself: what an outsider says of claims is not passed on."""
 
 Serve = Callable[[Route, Call], Awaitable[Answer]]
 
@@ -142,7 +144,8 @@ class Forwarder:
         """The request as it came, but for the headers that concern its connection."""
         node = urlsplit(url)
         headers, body = request.headers, request.body
-        passed = "".join(f"{name}: {headers[name]}\r\n" for name in _PASSED_HEADERS if name in headers)
+        names = _OWN_HEADERS if PASSED_ON_BY in headers else _PASSED_HEADERS
+        passed = "".join(f"{name}: {headers[name]}\r\n" for name in names if name in headers)
         head = (
             f"{request.method} {node.path.rstrip('/')}{request.target} HTTP/1.1\r\nHost: {node.netloc}\r\n"
             f"{passed}{PASSED_ON_BY}: {self._service.node_id}\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -19,7 +19,7 @@ from horae import wire
 from horae_http.answer import MSGPACK, Answer
 from horae_http.errors import Failure
 from horae_http.line import Broken, Late, Reply
-from horae_http.routing import Call
+from horae_http.routing import PASSED_ON_BY, Call
 from horae_http.workers import CLAIMS, UNLESS_REPEATED
 from horae_node import logs
 from horae_node.errors import NotApplied, OutcomeUnknown
@@ -151,7 +151,7 @@ def _release_of(claim: Call, granted: list[_Lease], claim_mark: bytes) -> Call |
     if request.claim_id is not None:
         if not claim_mark:
             return None
-        headers[UNLESS_REPEATED] = claim_mark.decode("latin-1")
+        headers |= {UNLESS_REPEATED: claim_mark.decode("latin-1"), PASSED_ON_BY: "itself"}
     leases = [wire.EndingRequest(job.id, job.lease_token, "release") for job in granted]
     body = msgspec.json.encode(wire.EndingsRequest(request.worker, leases))
     return Call("", claim.query, body, claim.holder, (False, False), headers, stopping=claim.stopping)

@@ -86,6 +86,14 @@ async def test_messagepack_and_problems_pass_as_they_are(leader: Node, follower:
     assert deleted.json["code"] == "not_found"
 
 
+async def test_an_outsiders_word_on_claims_is_not_handed_on(leader: Node, follower: Node) -> None:
+    """It would have the leader end nothing, and say so with 200."""
+    leader.service.stored["a"] = job_view("a")
+    body = {"worker": "w", "leases": [{"job_id": "a", "lease_token": 3, "outcome": "release"}]}
+    got = await follower.send("POST", "/v1/leases/complete", body, Horae_Unless_Repeated="0.1")
+    assert [lease["status"] for lease in got.json["leases"]] == ["ok"]
+
+
 async def test_a_local_reading_stays_here(follower: Node, leader: Node) -> None:
     follower.service.stored["j"] = job_view("j")
     assert (await follower.send("GET", "/v1/jobs/j?consistency=local")).status == 200
