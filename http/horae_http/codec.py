@@ -132,8 +132,10 @@ def _quality(parameters: list[str]) -> float:
 class BodyReader(Generic[T]):
     """The decoders of one type of body, built once."""
 
-    def __init__(self, shape: type[T]) -> None:
+    def __init__(self, shape: type[T], list_at: str = "") -> None:
+        """`list_at`: the place of the list that may have too many items, in a `loosened` shape."""
         self.shape = shape
+        self._list_at = list_at
         self._json = msgspec.json.Decoder(shape).decode
         self._pack = msgspec.msgpack.Decoder(shape).decode
 
@@ -142,7 +144,7 @@ class BodyReader(Generic[T]):
         try:
             return self._pack(body) if packed else self._json(body)
         except msgspec.ValidationError as error:
-            raise errors.invalid(error, prefix) from error
+            raise errors.invalid(error, prefix, self._list_at) from error
         except msgspec.DecodeError as error:
             raise malformed(error, body, packed) from error
         except RecursionError as error:
@@ -166,7 +168,7 @@ class BulkReader(BodyReader[T]):
     def __init__(self, shape: type[T], field: str, items_max: int) -> None:
         super().__init__(shape)
         self._field = field
-        self._loose = BodyReader(loosened(shape, field, items_max))
+        self._loose = BodyReader(loosened(shape, field, items_max), f"/{field}")
         self._item: BodyReader[Any] = BodyReader(_type_of_items(shape, field))
 
     async def read_in_turns(self, body: bytes, packed: bool) -> T:
@@ -235,10 +237,14 @@ def malformed(error: msgspec.DecodeError, body: bytes | Raw, packed: bool) -> Fa
     """The 400 for a body that is no JSON (or MessagePack)."""
     if not body:
         return Failure("malformed", "the body is empty: this call needs an object")
-    detail = f"the body is not valid {'MessagePack' if packed else 'JSON'}: {error}"
+    return Failure("malformed", f"the body {_why_malformed(error, body, packed)}")
+
+
+def _why_malformed(error: msgspec.DecodeError, body: bytes | Raw, packed: bool) -> str:
+    why = f"is not valid {'MessagePack' if packed else 'JSON'}: {error}"
     if not packed and re.search(rb"\\u[dD][89a-fA-F]", bytes(body)):
-        detail += " (a `\\ud800`-like escape must be one of a pair)"
-    return Failure("malformed", detail)
+        why += " (a `\\ud800`-like escape must be one of a pair)"
+    return why
 
 
 # ---------------------------------------------------------------- opaque values in
@@ -258,8 +264,7 @@ def opaque(value: Raw, packed: bool, bytes_max: int, pointer: str) -> Raw:
     except msgspec.ValidationError as error:
         raise errors.field_failure("invalid", pointer, f"holds a number out of range: {error}") from error
     except msgspec.DecodeError as error:
-        failure = malformed(error, value, packed)
-        raise errors.field_failure(failure.code, pointer, failure.detail) from error
+        raise errors.field_failure("malformed", pointer, _why_malformed(error, value, packed)) from error
     except RecursionError as error:
         raise errors.field_failure("invalid", pointer, _TOO_DEEP) from error
     except OverflowError as error:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Final, NamedTuple
 
 import msgspec
 
+from horae import wire
 from horae.wire import PATTERN_HINTS, Contradiction, FieldError, Problem
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.service import Refused
@@ -76,7 +78,7 @@ def problem_of(error: Refused | NotApplied | OutcomeUnknown | Failure) -> Proble
     if isinstance(error, OutcomeUnknown):
         return problem("outcome_unknown", UNKNOWN_DETAIL)
     if isinstance(error, Refused) and error.pointer:
-        return problem(error.code, error.detail, [FieldError(error.pointer, error.detail)])
+        return problem(error.code, f"{error.pointer}: {error.detail}", [FieldError(error.pointer, error.detail)])
     return problem(error.code, error.detail, error.errors if isinstance(error, Failure) else ())
 
 
@@ -111,11 +113,15 @@ _TYPES: Final = {
     "bytes": "binary",
 }
 _UNITS: Final = {"str": " characters", "array": " items", "object": " keys"}
+_ENUM = re.compile(r"\AInvalid enum value (?P<got>.*)\Z", re.DOTALL)
 _NAME_CHARS_MAX = 100
 
 
-def field_error(error: msgspec.ValidationError, prefix: str = "") -> FieldError:
-    """Where (an RFC 6901 pointer, below `prefix`) and what is wrong, in words that name the fix."""
+def field_error(error: msgspec.ValidationError, prefix: str = "", list_at: str = "") -> FieldError:
+    """Where (an RFC 6901 pointer, below `prefix`) and what is wrong, in words that name the fix.
+
+    `list_at` is where the one list is that may have too many items: msgspec does not say it of all kinds of lists.
+    """
     what, path, of_key = str(error), "", False
     placed = _PLACE.match(what)
     if placed:
@@ -128,12 +134,17 @@ def field_error(error: msgspec.ValidationError, prefix: str = "") -> FieldError:
         return FieldError(f"{pointer}/{_escape(name)}", f"is not a known key: {name!r}; check the spelling")
     if missing := _MISSING.match(what):
         return FieldError(f"{pointer}/{_escape(missing['name'])}", "is required")
-    return FieldError(pointer, ("a key of it " if of_key else "") + _in_words(what))
+    if not path and list_at and _BOUND_OF_ITEMS.match(what):
+        pointer = prefix + list_at
+    if allowed := _ENUM.match(what):
+        return FieldError(pointer, _one_of(path.rpartition(".")[2], allowed["got"]))
+    within = "has a key that " if of_key else "has a value that " if path.endswith("[...]") else ""
+    return FieldError(pointer, within + _in_words(what))
 
 
-def invalid(error: msgspec.ValidationError, prefix: str = "") -> Failure:
+def invalid(error: msgspec.ValidationError, prefix: str = "", list_at: str = "") -> Failure:
     """The 422 for a body (or a query) of the wrong shape."""
-    field = field_error(error, prefix)
+    field = field_error(error, prefix, list_at)
     return Failure("invalid", f"{field.pointer or 'the body'} {field.detail}", [field])
 
 
@@ -154,6 +165,28 @@ def _in_words(what: str) -> str:
     if items := _BOUND_OF_ITEMS.match(what):
         return f"must be a list of {items['limit']}{items['number']} items"
     return "must be " + what.removeprefix("Expected ") if what.startswith("Expected ") else what
+
+
+def _one_of(field: str, got: str) -> str:
+    """msgspec says only what it got."""
+    words = _words_of().get(field)
+    return f"must be one of {', '.join(words)}, not {got[:_NAME_CHARS_MAX]}" if words else f"may not be {got}"
+
+
+@cache
+def _words_of() -> dict[str, tuple[str, ...]]:
+    """The words that a key of a request allows, where it allows some only. A key means the same everywhere."""
+    found: dict[str, tuple[str, ...]] = {}
+    for shape in (it for it in vars(wire).values() if isinstance(it, type) and issubclass(it, wire.Request)):
+        described = msgspec.inspect.type_info(shape)
+        assert isinstance(described, msgspec.inspect.StructType)
+        for field in described.fields:
+            kinds = field.type.types if isinstance(field.type, msgspec.inspect.UnionType) else (field.type,)
+            for kind in kinds:
+                if isinstance(kind, msgspec.inspect.LiteralType):
+                    words = tuple(str(word) for word in kind.values)
+                    assert found.setdefault(field.encode_name, words) == words
+    return found
 
 
 def _types(names: str) -> str:

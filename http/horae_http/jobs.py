@@ -58,7 +58,7 @@ class BatchReader(BodyReader[wire.BatchRequest]):
     def __init__(self) -> None:
         super().__init__(wire.BatchRequest)
         self._loose = BodyReader(_LooseBatch)
-        self._many: BodyReader[Any] = BodyReader(_ManyJobs)
+        self._many: BodyReader[Any] = BodyReader(_ManyJobs, "/jobs")
         self._one = BodyReader(wire.SubmitRequest)
 
     def read_jobs(self, body: bytes, packed: bool) -> Batch:

@@ -412,7 +412,10 @@ def _build(values: dict[str, Any]) -> NodeConfig:
             f"members has no entry for this node, {node_id}: add it, or mend node_id (has {', '.join(table)})"
         )
     if len(table) not in MEMBER_COUNTS:
-        raise ConfigError(f"members has {len(table)} nodes: it must be 1, 3, 5 or 7, since an even one adds no safety")
+        raise ConfigError(
+            f"members has {len(table)} nodes: it must be 1, 3, 5 or 7, since an even one adds no "
+            "safety; a further node of a running cluster is started with join in the place of members"
+        )
     values["http_advertise"] = _advertised(values["http_advertise"], table[node_id].get("http"), values["http_listen"])
     members = tuple(_member(name, table[name], values) for name in sorted(table))
     _refuse_shared_addresses(members)

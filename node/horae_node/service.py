@@ -19,6 +19,7 @@ from horae_node.backup import Backup, Backups
 from horae_node.config import parse_address, parse_name, parse_url
 from horae_node.core import views
 from horae_node.core.commands import CancelJob, Command, DeleteJob, RequeueJob, RunJobNow, SubmitBatch, SubmitJob
+from horae_node.core.decide.submit import EXPIRED_BEFORE
 from horae_node.core.model import FINISHED
 from horae_node.core.results import BatchSubmitted, Done, EntryOutcome, Heartbeat, Outcome, Rejected, Submitted
 from horae_node.errors import NotApplied, OutcomeUnknown, Refused
@@ -242,8 +243,10 @@ class Service:
         command = translate.submit_command(request, now_ms)
         outcome = await self._proposer.run_one(command, _due_now((command,), now_ms))
         self._counter("submit").inc()
-        submitted = _accepted(outcome, Submitted)
-        return self._submitted_job(submitted)
+        if isinstance(outcome, Rejected):
+            raise _refused_submit(outcome, command)
+        assert isinstance(outcome, Submitted)
+        return self._submitted_job(outcome)
 
     async def submit_batch(
         self, requests: Sequence[wire.SubmitRequest], *, atomic: bool
@@ -256,12 +259,21 @@ class Service:
         due_now = _due_now(commands, now_ms)
         if atomic:
             outcome = await self._proposer.run_one(SubmitBatch(tuple(commands)), due_now)
-            jobs = _accepted(outcome, BatchSubmitted, "/jobs").jobs
-            return [self._submitted(job) for job in jobs]
-        return [self._submitted(result) for result in await self._proposer.run(commands, due_now)]
+            if isinstance(outcome, Rejected):
+                at = outcome.position
+                raise _refused(outcome) if at < 0 else _refused_submit(outcome, commands[at], f"/jobs/{at}")
+            assert isinstance(outcome, BatchSubmitted)
+            results: Sequence[Outcome | NotApplied | OutcomeUnknown] = outcome.jobs
+        else:
+            results = await self._proposer.run(commands, due_now)
+        return list(map(self._submitted, results, commands))
 
-    def _submitted(self, result: Outcome | NotApplied | OutcomeUnknown) -> tuple[wire.JobView, bool] | Failure:
+    def _submitted(
+        self, result: Outcome | NotApplied | OutcomeUnknown, command: SubmitJob
+    ) -> tuple[wire.JobView, bool] | Failure:
         """A job whose record is gone already is its own item's `not_found`."""
+        if isinstance(result, Rejected):
+            return _refused_submit(result, command)
         if not isinstance(result, Submitted):
             return _failure(result)
         try:
@@ -477,15 +489,15 @@ def _member(node_id: str, request: wire.MemberRequest | wire.MoveRequest) -> Mem
     try:
         parse_name(node_id)
     except ValueError as error:
-        raise Refused("invalid", f"/node {error}", "/node") from error
+        raise Refused("invalid", str(error), "/node") from error
     try:
         address = str(parse_address(request.raft_address))
     except ValueError as error:
-        raise Refused("invalid", f"/raft_address {error}", "/raft_address") from error
+        raise Refused("invalid", str(error), "/raft_address") from error
     try:
         return Member(node_id, address, parse_url(request.http_url))
     except ValueError as error:
-        raise Refused("invalid", f"/http_url {error}", "/http_url") from error
+        raise Refused("invalid", str(error), "/http_url") from error
 
 
 def _nothing() -> None:
@@ -502,17 +514,24 @@ def _due_now(commands: Sequence[SubmitJob], now_ms: int) -> dict[str, int]:
     return due
 
 
-def _accepted(outcome: Outcome, kind: type[OutcomeT], pointer: str = "") -> OutcomeT:
+def _accepted(outcome: Outcome, kind: type[OutcomeT]) -> OutcomeT:
     """The outcome of the expected kind. Raises: `Refused` when the rules said no."""
     if isinstance(outcome, Rejected):
-        raise _refused(outcome, pointer)
+        raise _refused(outcome)
     assert isinstance(outcome, kind)
     return outcome
 
 
-def _refused(rejected: Rejected, pointer: str = "") -> Refused:
-    at = f"{pointer}/{rejected.position}" if rejected.position >= 0 else ""
-    return Refused(rejected.code, rejected.detail, at)
+def _refused(rejected: Rejected) -> Refused:
+    return Refused(rejected.code, rejected.detail)
+
+
+def _refused_submit(rejected: Rejected, command: SubmitJob, pointer: str = "") -> Refused:
+    """As `_refused`, below `pointer`, with the key that is to blame."""
+    if rejected[:2] != EXPIRED_BEFORE[:2]:
+        return Refused(rejected.code, rejected.detail, pointer)
+    key = "expires_at" if command.spec.ttl_ms is None else "ttl_seconds"
+    return Refused("invalid", "is already past: the job would expire before it could run", f"{pointer}/{key}")
 
 
 def _failure(result: Outcome | NotApplied | OutcomeUnknown) -> Failure:

@@ -62,6 +62,9 @@ _FLAGS = {
     "/max_attempts": "--max-attempts",
     "/state": "--state",
     "/limit": "--limit",
+    "/node": "NODE",
+    "/raft_address": "--raft",
+    "/http_url": "--http",
 }
 """The contract's keys as this command line names them."""
 

@@ -268,11 +268,11 @@ _is_line_or_empty: Final = re.compile(_LINE_OR_EMPTY).match
 def _require_tags(tags: dict[str, str]) -> None:
     for key, value in tags.items():
         if _is_tag_key(key) is None:
-            raise Contradiction("tags", f"a key of it {PATTERN_HINTS[_TAG_KEY]}")
+            raise Contradiction("tags", f"has a key that {PATTERN_HINTS[_TAG_KEY]}")
         if len(value) > TAG_VALUE_CHARS_MAX:
-            raise Contradiction("tags", f"a value of it must have at most {TAG_VALUE_CHARS_MAX} characters")
+            raise Contradiction("tags", f"has a value that must have at most {TAG_VALUE_CHARS_MAX} characters")
         if _is_line_or_empty(value) is None:
-            raise Contradiction("tags", f"a value of it {PATTERN_HINTS[_LINE_OR_EMPTY]}")
+            raise Contradiction("tags", f"has a value that {PATTERN_HINTS[_LINE_OR_EMPTY]}")
 
 
 def _require_moment(field: str, moment: datetime) -> None:

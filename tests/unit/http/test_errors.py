@@ -62,6 +62,7 @@ class Inner(wire.Request):
 class Outer(wire.Request):
     rows: list[Inner] = []
     table: dict[wire.QueueName, Inner] = {}
+    words: dict[str, str] = {}
     at: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
 
 
@@ -73,11 +74,12 @@ class Outer(wire.Request):
         ({"x` - at `$.y": 1}, "/y/x", "is not a known key: 'x'; check the spelling"),
         ({"rows": [{"name": "a b"}]}, "/rows/0/name", wire.PATTERN_HINTS[r"^[A-Za-z0-9_.-]{1,100}$(?!\n)"]),
         ({"rows": [{"name": "q", "number": 0}]}, "/rows/0/number", "must be a whole number of at least 1"),
-        ({"rows": [{"name": "q", "word": "c"}]}, "/rows/0/word", "Invalid enum value 'c'"),
+        ({"rows": [{"name": "q", "word": "c"}]}, "/rows/0/word", "may not be 'c'"),
         ({"rows": [{"name": "q", "number": "1"}]}, "/rows/0/number", "must be a whole number, not text"),
         ({"rows": {}}, "/rows", "must be a list, not an object"),
         ({"table": {"k": {"name": 1}}}, "/table", "must be text, not a whole number"),
-        ({"table": {"k:": {"name": "q"}}}, "/table", "a key of it must be 1 to 100 of the characters"),
+        ({"words": {"k": 1}}, "/words", "has a value that must be text, not a whole number"),
+        ({"table": {"k:": {"name": "q"}}}, "/table", "has a key that must be 1 to 100 of the characters"),
         ({"at": "2026-11-29T12:00:00"}, "/at", "must have an offset, such as 2026-11-29T12:00:00Z"),
         ({"at": "soon"}, "/at", "must be a time as RFC 3339 writes it"),
         ([], "", "must be an object, not a list"),
@@ -90,6 +92,23 @@ def test_the_place_is_found(body: Any, pointer: str, detail: str) -> None:
     assert field.pointer == pointer or body == {"x` - at `$.y": 1}
     assert field.detail.startswith(detail) or body == {"x` - at `$.y": 1}
     assert errors.field_error(caught.value, "/jobs/3").pointer.startswith("/jobs/3")
+
+
+@pytest.mark.parametrize(
+    ("shape", "given", "words"),
+    [
+        (wire.JobsQuery, {"state": "foo"}, "pending, ready, running, succeeded"),
+        (wire.JobsQuery, {"consistency": "foo"}, "linearizable, local"),
+        (wire.EndingRequest, {"job_id": "a", "lease_token": 1, "outcome": "foo"}, "complete, fail, release"),
+    ],
+)
+def test_what_is_allowed_is_named(shape: type[wire.Request], given: dict[str, Any], words: str) -> None:
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.convert(given, shape)
+    detail = errors.field_error(caught.value).detail
+    assert detail.startswith("must be one of ")
+    assert detail.endswith(", not 'foo'")
+    assert set(words.split(", ")) <= set(detail[15:-11].split(", "))
 
 
 @pytest.mark.parametrize("pattern", wire.PATTERN_HINTS)

@@ -42,6 +42,21 @@ class _Turns:
         self._task.cancel()
 
 
+@pytest.mark.parametrize("task", ["t", "x" * 100])
+@pytest.mark.parametrize("packed", [False, True])
+async def test_too_many_items_are_refused_by_their_place(node: Node, packed: bool, task: str) -> None:
+    """However large the body is, and in whatever encoding it came."""
+    encode = msgspec.msgpack.encode if packed else msgspec.json.encode
+    kind = {"Content_Type": PACKED if packed else "application/json"}
+    many = {"jobs": [{"task": task}] * (wire.BATCH_JOBS_MAX + 1)}
+    got = await node.send("POST", "/v1/jobs/batch", encode(many), **kind)
+    assert (got.status, got.json["detail"]) == (422, f"/jobs must be a list of at most {wire.BATCH_JOBS_MAX} items")
+    assert [error["pointer"] for error in got.json["errors"]] == ["/jobs"]
+    beats = [{"job_id": task * 2, "lease_token": 1}] * (wire.CLAIM_JOBS_MAX + 1)
+    got = await node.send("POST", "/v1/leases/heartbeat", encode({"worker": "w", "leases": beats}), **kind)
+    assert (got.status, [error["pointer"] for error in got.json["errors"]]) == (422, ["/leases"])
+
+
 @pytest.mark.parametrize("encode", [msgspec.json.encode, msgspec.msgpack.encode])
 def test_a_value_far_over_its_limit_is_refused_undecoded(encode: Any) -> None:
     text = encode("x" * 4000)[:-1] + b"\xff"  # to decode it would be `malformed`
@@ -90,9 +105,9 @@ async def test_very_many_tags_are_counted_and_not_checked(node: Node) -> None:
 @pytest.mark.parametrize(
     ("tags", "detail"),
     [
-        ({"a:b": "v"}, "a key of it must be 1 to 100 characters"),
-        ({"k": "v" * 201}, "a value of it must have at most 200 characters"),
-        ({"k": "v\n"}, "a value of it must have no control characters"),
+        ({"a:b": "v"}, "has a key that must be 1 to 100 characters"),
+        ({"k": "v" * 201}, "has a value that must have at most 200 characters"),
+        ({"k": "v\n"}, "has a value that must have no control characters"),
     ],
 )
 async def test_a_wrong_tag_is_told_in_words(node: Node, tags: dict[str, str], detail: str) -> None:

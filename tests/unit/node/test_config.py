@@ -144,7 +144,12 @@ def test_a_broken_or_missing_file_is_one_line(write, tmp_path):
         ('"10.0.0.2:7071"', "7071", "raft of n2 must be host:port"),
         ("http://10.0.0.2:7070", "10.0.0.2:7070", "http of n2 must be a URL"),
         ("n2 = { raft", 'n2 = { role = "x", raft', "n2 has the unknown key 'role'"),
-        ('n2 = { raft = "10.0.0.2:7071", http = "http://10.0.0.2:7070" }', "", "members has 2 nodes: it must be 1, 3"),
+        (
+            'n2 = { raft = "10.0.0.2:7071", http = "http://10.0.0.2:7070" }',
+            "",
+            "members has 2 nodes: it must be 1, 3, 5 or 7, since an even one adds no safety; a further node of a running "
+            "cluster is started with join",
+        ),
         ("n2 =", '"n 2" =', "must be a name"),
     ],
 )

@@ -231,6 +231,7 @@ async def test_what_is_no_address_is_refused_by_its_place(keys: dict[str, str], 
     request = wire.MemberRequest(**({"node": "n4", "raft_address": "n4:1", "http_url": "http://n4"} | keys))
     refused = await refusal(node.service.add_member(request))
     assert (refused.code, refused.pointer) == ("invalid", pointer)
+    assert refused.detail.startswith("must "), "the pointer names the place, once"
 
 
 async def test_a_removed_node_is_not_ready_and_says_why() -> None:

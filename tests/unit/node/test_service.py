@@ -143,3 +143,21 @@ async def test_who_does_not_lead_refuses() -> None:
     node.raft.follow("n2")
     with pytest.raises(NotApplied, match="no_leader"):
         await node.submit()
+
+
+@pytest.mark.parametrize(
+    ("keys", "key"), [({"ttl_seconds": 0}, "/ttl_seconds"), ({"expires_at": "2001-01-01T00:00:00Z"}, "/expires_at")]
+)
+async def test_a_job_that_is_over_before_it_begins_is_refused_by_its_key(keys: dict[str, Any], key: str) -> None:
+    node = await OneNode().open()
+    request = msgspec.convert({"task": "t", **keys}, wire.SubmitRequest)
+    with pytest.raises(Refused) as alone:
+        await node.service.submit(request)
+    with pytest.raises(Refused) as of_all:
+        await node.service.submit_batch([wire.SubmitRequest(task="t"), request], atomic=True)
+    made, of_some = await node.service.submit_batch([wire.SubmitRequest(task="t"), request], atomic=False)
+    assert isinstance(made, tuple)
+    assert isinstance(of_some, Refused)
+    refused = (alone.value, of_all.value, of_some)
+    assert [error.pointer for error in refused] == [key, f"/jobs/1{key}", key]
+    assert {(error.code, error.detail.partition(":")[0]) for error in refused} == {("invalid", "is already past")}
