@@ -259,6 +259,7 @@ class TcpTransport:
             return "not a hello"
         if "refused" in hello:
             if hello.get("removed") is True and (link.dialled_id or link.peer_id) in self._addresses:
+                link.sends_away = True
                 self._receiver.on_sent_away()
             return f"refused by the peer: {str(hello['refused'])[:200]}"
         if hello.get("v") != PROTOCOL_VERSION:
@@ -290,7 +291,7 @@ class TcpTransport:
     def refuse(self, link: _Link, reason: str) -> None:
         """Log each reason once a peer, until it is let in: one with a wrong configuration dials for ever.
 
-        That a removed node is still there is no alarm: it is told, and says so itself.
+        That a removed node is still there is no alarm: it is told, and says so itself, once.
         """
         who = link.who
         if (who, reason) in self._refusals:
@@ -298,7 +299,7 @@ class TcpTransport:
         self._refusals[who, reason] = None
         if len(self._refusals) > REFUSALS_MAX:
             del self._refusals[next(iter(self._refusals))]
-        tell = log.event if link.is_removed else log.warning
+        tell = log.event if link.is_removed or link.sends_away else log.warning
         tell("peer_refused", peer=who, reason=reason)
 
     def came_up(self, link: _Link) -> None:
@@ -391,6 +392,8 @@ class _Link(asyncio.Protocol):
         self.only_asks = asks
         self.is_removed = False
         """The other side is no member any more."""
+        self.sends_away = False
+        """The other side says that we are none."""
         self.peer_id: str | None = None
         self.told_id: str | None = None
         """Who the other side says that it is, if we know such a node."""

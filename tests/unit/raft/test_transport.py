@@ -307,12 +307,15 @@ async def test_a_roster_is_told_at_each_connection(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize(("stays", "goes"), [("n1", "n2"), ("n2", "n1")])
-async def test_a_removed_node_is_told_whoever_dials(pair: Pair, stays: str, goes: str) -> None:
+async def test_a_removed_node_is_told_whoever_dials(
+    pair: Pair, stays: str, goes: str, caplog: pytest.LogCaptureFixture
+) -> None:
     await connected(pair)
     pair.ends[stays].set_peers({}, frozenset({goes}), BOOK)
     await asyncio.wait_for(pair.told[goes].sent_away.wait(), 5)
     await pair.told[stays].wait_links(2)
     assert pair.told[stays].links[-1] == (goes, False)
+    assert "WARNING" not in [record.levelname for record in caplog.records], "who is told says so itself"
 
 
 async def test_a_removed_node_that_dials_is_told(pair: Pair) -> None:
