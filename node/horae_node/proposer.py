@@ -20,10 +20,11 @@ from horae_node.core.results import EntryOutcome, Outcome, Rejected
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.raft.port import ENTRY_BYTES_MAX, Raft
 
-CHUNK_BYTES_MAX = ENTRY_BYTES_MAX // 2
-"""Commands of one call beyond this are cut into several chunks, so that a chunk always finds room in an entry."""
+GATHERED_BYTES_MAX = 48 * 1024
+"""Commands gathered into one entry, unless a single one is larger: some three milliseconds of work for each node.
+Larger ones make the nodes wait for each other (docs/decisions/0010-small-entries.md)."""
 
-IN_FLIGHT_MAX = 4
+IN_FLIGHT_MAX = 8
 """Entries proposed and not yet applied, when much waits: network, disks and machine then work on different ones."""
 
 ALONE_BYTES_MAX = 16 * 1024
@@ -202,7 +203,7 @@ class Proposer:
         for blob in map(codec.pack_command, commands):
             if len(blob) > DATA_BYTES_MAX:
                 raise NotApplied("too_large", f"one command takes {len(blob)} bytes; at most {DATA_BYTES_MAX} fit")
-            if blobs and size + len(blob) > CHUNK_BYTES_MAX:
+            if blobs and size + len(blob) > GATHERED_BYTES_MAX:
                 chunks.append(Chunk(blobs, size, None))
                 blobs, size = [], 0
             blobs.append(blob)
@@ -232,7 +233,7 @@ class Proposer:
 
     def _take(self) -> tuple[list[Chunk], dict[str, int]]:
         """Chunks for one entry, in order, and the jobs per queue that they make ready."""
-        room = DATA_BYTES_MAX
+        room = GATHERED_BYTES_MAX
         taken: list[Chunk] = []
         due_now: dict[str, int] = {}
         while self._queue and (not taken or self._queue[0].size_bytes <= room):

@@ -98,7 +98,7 @@ async def test_what_comes_while_an_entry_is_under_way_gathers_for_the_next() -> 
 async def test_large_calls_do_not_wait_for_each_other_up_to_a_bound() -> None:
     made, raft, _ = make(hold=True)
     calls: list[asyncio.Task[Outcome]] = []
-    for _ in range(proposer.IN_FLIGHT_MAX + 3):
+    for _ in range(proposer.IN_FLIGHT_MAX + 2):
         calls.append(asyncio.create_task(made.run_one(CompleteJob("j", 1, b"x" * proposer.ALONE_BYTES_MAX))))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
