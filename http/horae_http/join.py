@@ -52,6 +52,7 @@ async def learn_members(config: NodeConfig, token: str | None) -> None:
     """
     if read_members(config.data_dir) is not None or read_voters(config.data_dir) is not None:
         return
+    log.event("joining", at=",".join(config.join))
     view = await _ask_round(config, token, _look, rounds=LOOKS_MAX)
     if view.cluster != config.cluster:
         raise ConfigError(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.helpers.cluster import HOST, Cluster, NodeProcess, clean_environ, command, make_nodes
+from tests.helpers.cluster import HOST, Cluster, NodeProcess, clean_environ, command, make_nodes, poll
 
 pytestmark = pytest.mark.cluster
 
@@ -37,9 +37,9 @@ def run_node(node: NodeProcess, before: Callable[[], None] | None = None) -> sub
 
 
 def require_refusal(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    """Exit code 2, and one line on standard error with each of the words."""
+    """Exit code 2, and one line on standard error with each of the words, after what was logged at most."""
     assert done.returncode == REFUSED, done
-    lines = done.stderr.splitlines()
+    lines = [line for line in done.stderr.splitlines() if " info joining " not in line]
     assert len(lines) == 1, lines
     assert lines[0].startswith("horae: "), lines
     for word in words:
@@ -185,6 +185,24 @@ async def test_a_join_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> N
         joining.config_path.write_text(text.replace('cluster = "test"', 'cluster = "prod2"'))
         require_refusal(await asyncio.to_thread(run_node, joining), "'prod2'", 'set cluster = "test"')
         assert not joining.data_dir.exists()
+
+
+async def test_who_still_looks_for_its_cluster_stops_when_told(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 1)  # not started
+    joining = cluster.new_node("n2")
+    cluster.start(joining)
+    try:
+
+        async def looks() -> bool:
+            assert joining.alive
+            return " joining " in joining.log_text()
+
+        await poll("it looks for its cluster", looks)
+        assert await cluster.stop(joining) == 0
+    finally:
+        cluster.kill(joining)
+    assert "horae: " not in joining.log_text(), "told to stop is no refusal"
+    assert not joining.data_dir.exists()
 
 
 def test_a_join_to_nobody_makes_nothing_where_it_may_not(node: NodeProcess) -> None:

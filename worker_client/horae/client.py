@@ -238,7 +238,8 @@ class AsyncClient:
     async def add_member(
         self, node: str, *, raft_address: str, http_url: str, deadline_seconds: float | None = None
     ) -> wire.MemberStanding:
-        """Take a node in: `voter` once it counts, `learner` while it still catches up (it counts by itself then).
+        """Take a node in: `voter` once it counts, `learner` while it still catches up (it counts by itself then), or,
+        with `connected` False, while nothing answers at its address: start it with `join`.
 
         The same again is a repeat. Raises: `Conflict`, with the reason.
         """
