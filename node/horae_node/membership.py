@@ -234,7 +234,7 @@ class Membership:
         if not roster.at_index and len(roster.voters) == 1:
             raise Refused(
                 "conflict",
-                "a node that is a cluster of its own has no wire to others: back it up, and restore the file as three nodes",
+                "a node that is a cluster of its own has no wire to others: back it up, and restore the file as three",
             )
 
     def _require_majority(self, voters: set[str], when: str) -> None:
