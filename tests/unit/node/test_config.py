@@ -147,8 +147,8 @@ def test_a_broken_or_missing_file_is_one_line(write, tmp_path):
         (
             'n2 = { raft = "10.0.0.2:7071", http = "http://10.0.0.2:7070" }',
             "",
-            "members has 2 nodes: it must be 1, 3, 5 or 7, since an even one adds no safety; a further node of a running "
-            "cluster is started with join",
+            "members has 2 nodes: it must be 1, 3, 5 or 7, since an even one adds no safety; a further node of a "
+            "running cluster is started with join",
         ),
         ("n2 =", '"n 2" =', "must be a name"),
     ],
