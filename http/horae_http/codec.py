@@ -219,7 +219,7 @@ class Turn:
     def is_over(self, value: Raw | UnsetType) -> bool:
         """Count `value`; True when it is time to `sleep(0)`: the next turn begins then."""
         if not isinstance(value, UnsetType):
-            self._bytes += len(memoryview(value))
+            self._bytes += len(value)
         if self._bytes < WHOLE_BYTES_MAX:
             return False
         self._bytes = 0

@@ -108,11 +108,13 @@ class BatchReader(BodyReader[wire.BatchRequest]):
 async def submit_batch(service: Service, call: Call) -> Answer:
     batch: Batch = call.body
     turn = codec.Turn()
+    held = call.holder.queues is not None
     for position, job in list(batch.jobs.items()):
         prefix = f"/jobs/{position}" if batch.atomic else ""
         if turn.is_over(job.payload):
             await asyncio.sleep(0)
-        call.holder.require_queue(job.queue, f"/jobs/{position}/queue")
+        if held:
+            call.holder.require_queue(job.queue, f"/jobs/{position}/queue")
         try:
             codec.settle(job, "payload", call.packed_in, wire.PAYLOAD_BYTES_MAX, prefix)
         except Failure as failure:

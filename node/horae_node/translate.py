@@ -17,6 +17,7 @@ from horae import wire
 from horae_node import codec, ids
 from horae_node.core.commands import ClaimJobs, CompleteJob, FailJob, HeartbeatLease, ReleaseJob, SubmitJob
 from horae_node.core.model import JobSpec
+from horae_node.core.tables import spec_of
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NULL = b"null"
@@ -56,28 +57,30 @@ def submit_command(request: wire.SubmitRequest, now_ms: int) -> SubmitJob:
         request.timeout_seconds,
         request.retention_seconds,
     )
-    spec = JobSpec(
-        own_id if own_id is not None else ids.uuid7(now_ms),
-        request.task,
-        request.queue,
-        payload,
-        request.priority,
-        request.max_attempts,
-        initial_ms,
-        factor_milli,
-        max_ms,
-        jitter_milli,
-        lease_ms,
-        timeout_ms,
-        request.max_lost,
-        None if request.expires_at is None else moment_ms(request.expires_at),
-        None if request.ttl_seconds is None else span_ms(request.ttl_seconds),
-        request.unique_key,
-        request.concurrency_key,
-        tuple(sorted(request.tags.items())) if request.tags else (),
-        retention_ms,
-        None,
-        None,
+    spec = spec_of(
+        (
+            own_id if own_id is not None else ids.uuid7(now_ms),
+            request.task,
+            request.queue,
+            payload,
+            request.priority,
+            request.max_attempts,
+            initial_ms,
+            factor_milli,
+            max_ms,
+            jitter_milli,
+            lease_ms,
+            timeout_ms,
+            request.max_lost,
+            None if request.expires_at is None else moment_ms(request.expires_at),
+            None if request.ttl_seconds is None else span_ms(request.ttl_seconds),
+            request.unique_key,
+            request.concurrency_key,
+            tuple(sorted(request.tags.items())) if request.tags else (),
+            retention_ms,
+            None,
+            None,
+        )
     )
     run_at_ms = None if request.run_at is None else moment_ms(request.run_at)
     delay_ms = 0 if request.delay_seconds is None else span_ms(request.delay_seconds)

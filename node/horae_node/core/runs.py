@@ -7,7 +7,7 @@ Not here: whether a transition is allowed (`decide/`), where it is written (`evo
 from __future__ import annotations
 
 from horae_node.core.model import Ending, Run
-from horae_node.core.tables import S_PENDING, S_READY, S_RUNNING
+from horae_node.core.tables import S_PENDING, S_READY, S_RUNNING, run_of
 
 NONE = int(Ending.NONE)
 COMPLETE = int(Ending.COMPLETE)
@@ -22,8 +22,8 @@ def waiting_state(due_ms: int, now_ms: int) -> int:
 
 def submitted(*, due_ms: int, now_ms: int, index: int, content_hash: bytes) -> Run:
     state = S_READY if due_ms <= now_ms else S_PENDING
-    return Run(
-        state, 0, 0, 0, 0, NONE, "", now_ms, due_ms, 0, 0, 0, 0, 0, 0, False, "", index, content_hash, due_ms
+    return run_of(
+        (state, 0, 0, 0, 0, NONE, "", now_ms, due_ms, 0, 0, 0, 0, 0, 0, False, "", index, content_hash, due_ms)
     )  # fmt: skip
 
 

@@ -109,13 +109,13 @@ _ready_tail: Callable[[int, int, int], bytes] = Struct(">BQQ").pack
 
 
 def terms_of(spec: JobSpec) -> JobTerms:
-    return JobTerms(
-        spec.queue, spec.priority, spec.lease_ms, spec.timeout_ms, spec.expires_at_ms, len(spec.payload)
+    return terms_of_row(
+        (spec.queue, spec.priority, spec.lease_ms, spec.timeout_ms, spec.expires_at_ms, len(spec.payload))
     )  # fmt: skip
 
 
 def handle_for(seq: int, spec: JobSpec) -> JobHandle:
-    return JobHandle(seq, spec.queue, spec.retention_ms, spec.unique_key)
+    return handle_of((seq, spec.queue, spec.retention_ms, spec.unique_key))
 
 
 @lru_cache(maxsize=8192)
