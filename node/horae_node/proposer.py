@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from horae_node import codec
 from horae_node.clock import Clock
-from horae_node.core.commands import Command, Header
+from horae_node.core.commands import Command, Header, SubmitJob
 from horae_node.core.results import EntryOutcome, Outcome, Rejected
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.raft.port import ENTRY_BYTES_MAX, Raft
@@ -47,15 +47,20 @@ _STUCK = NotApplied(
     retry_after_ms=RETRY_AFTER_MS,
 )
 
+_SUBMITS = {SubmitJob}
+
 Result = Outcome | NotApplied | OutcomeUnknown
 
 
 class Chunk:
     """Commands that travel together, and who waits for their outcomes."""
 
-    __slots__ = ("blobs", "due_now", "future", "size_bytes")
+    __slots__ = ("blobs", "commands", "due_now", "future", "size_bytes")
 
-    def __init__(self, blobs: list[bytes], size_bytes: int, due_now: dict[str, int] | None) -> None:
+    def __init__(
+        self, commands: Sequence[Command], blobs: list[bytes], size_bytes: int, due_now: dict[str, int] | None
+    ) -> None:
+        self.commands = commands
         self.blobs = blobs
         self.size_bytes = size_bytes
         self.due_now = due_now
@@ -169,7 +174,7 @@ class Proposer:
     def chunk(self, command: Command) -> Chunk:
         """One command as a chunk of its own (for the session's plans)."""
         blob = codec.pack_command(command)
-        return Chunk([blob], len(blob), None)
+        return Chunk((command,), [blob], len(blob), None)
 
     def kick(self) -> None:
         """Look again, before the loop's next pass, whether an entry can leave."""
@@ -199,16 +204,17 @@ class Proposer:
             raise _STUCK
         chunks: list[Chunk] = []
         blobs: list[bytes] = []
-        size = 0
+        begun = size = 0
         for blob in map(codec.pack_command, commands):
             if len(blob) > DATA_BYTES_MAX:
                 raise NotApplied("too_large", f"one command takes {len(blob)} bytes; at most {DATA_BYTES_MAX} fit")
             if blobs and size + len(blob) > GATHERED_BYTES_MAX:
-                chunks.append(Chunk(blobs, size, None))
+                chunks.append(Chunk(commands[begun : begun + len(blobs)], blobs, size, None))
+                begun += len(blobs)
                 blobs, size = [], 0
             blobs.append(blob)
             size += len(blob)
-        chunks.append(Chunk(blobs, size, due_now))
+        chunks.append(Chunk(commands[begun:], blobs, size, due_now))
         for chunk in chunks:
             self._queue.append(chunk)
             self._queued_commands += len(chunk.blobs)
@@ -247,9 +253,12 @@ class Proposer:
         return taken, due_now
 
     def _propose(self, header: Header, chunks: list[Chunk]) -> None:
-        blobs = [blob for chunk in chunks for blob in chunk.blobs]
+        entry = codec.join_entry(header, [blob for chunk in chunks for blob in chunk.blobs])
+        commands = tuple([command for chunk in chunks for command in chunk.commands])
+        if {*map(type, commands)} == _SUBMITS:
+            codec.remember_submits(entry, header, commands)  # type: ignore[arg-type]
         try:
-            committed = self._raft.propose(codec.join_entry(header, blobs))
+            committed = self._raft.propose(entry)
         except NotApplied as error:
             for chunk in chunks:
                 self._settle(chunk, error)

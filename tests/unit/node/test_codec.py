@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgpack
+import msgspec
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from tests.unit.core.world import make_spec
 
-from horae_node import codec
+from horae import wire
+from horae_node import codec, translate
 from horae_node.core.commands import (
     ENTRY_VERSION,
     TAGS,
@@ -93,3 +99,62 @@ def test_what_this_build_does_not_know_is_fatal(entry: bytes) -> None:
 def test_a_lone_surrogate_never_reaches_the_log() -> None:
     with pytest.raises(ValueError, match="surrogates"):
         codec.pack_command(SubmitJob(make_spec("j", task="\ud800"), None, 0, b""))
+
+
+def types_of(value: object) -> object:
+    """The types of a value and of all within it."""
+    if isinstance(value, tuple):
+        return type(value), tuple(map(types_of, value))
+    return type(value)
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+submits = st.fixed_dictionaries(
+    {"task": st.just("t")},
+    optional={
+        "id": st.text("abc-", min_size=1, max_size=30),
+        "payload": st.recursive(
+            st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False) | texts,
+            lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+        ),
+        "priority": st.integers(-100, 100),
+        "max_attempts": st.integers(1, 50),
+        "delay_seconds": st.floats(0, 1e6) | st.integers(0, 1000),
+        "lease_seconds": st.floats(1, 3600) | st.integers(1, 60),
+        "timeout_seconds": st.integers(1, 3600),
+        "retention_seconds": st.integers(0, 10**6),
+        "ttl_seconds": st.integers(1, 1000),
+        "unique_key": texts.filter(bool),
+        "tags": st.dictionaries(st.text("ab", min_size=1, max_size=5), texts, max_size=4),
+    },
+)
+
+
+@given(st.lists(submits, min_size=1, max_size=5))
+def test_what_was_packed_is_what_would_be_decoded(bodies: list[dict[str, Any]]) -> None:
+    """A leader applies the submits that it made; the others decode them: value by value and type by type the same."""
+    requests = []
+    for body in bodies:
+        try:
+            requests.append(msgspec.json.decode(msgspec.json.encode(body), type=wire.SubmitRequest))
+        except msgspec.ValidationError:
+            assume(False)
+    commands = tuple(translate.submit_command(request, 1_700_000_000_000) for request in requests)
+    header = Header(ENTRY_VERSION, 3, 4, 5)
+    entry = codec.join_entry(header, list(map(codec.pack_command, commands)))
+    decoded = codec.split_entry(entry)
+    assert decoded == (header, commands)
+    assert types_of(decoded) == types_of((header, commands))
+
+
+def test_an_entry_made_here_is_not_decoded_and_no_other_is_taken_for_it() -> None:
+    commands = (SubmitJob(make_spec("a"), None, 0, b""),)
+    header = Header(ENTRY_VERSION, 3, 4, 5)
+    entry = codec.join_entry(header, list(map(codec.pack_command, commands)))
+    long = entry + bytes(100)
+    codec.remember_submits(entry, header, commands)
+    codec.remember_submits(long, header, commands)
+    assert codec.split_entry(bytes(bytearray(entry)))[1] is commands
+    assert codec.split_entry(entry)[1] is not commands, "remembered for one time"
+    with pytest.raises(Fatal):
+        codec.split_entry(long[:-1] + b"x")
