@@ -37,6 +37,9 @@ JOB_S: Final = 20.0
 STOP_S: Final = 10.0
 POLL_S: Final = 0.05
 RETRY_S: Final = 0.5
+ONE_WISH_S: Final = 0.5
+"""Signals so close together are one wish to stop: a wrapper passes on what its process group has heard already."""
+
 LOOK_S: Final = 1.0
 """How often the nodes are asked who leads: a person who has just killed the leader is waiting to see it."""
 _COLOURS: Final = (36, 33, 35, 32, 34)
@@ -100,6 +103,7 @@ class _Dev:
         self._options = options
         self._urls = list(options.urls.values())
         self._stop = asyncio.Event()
+        self._told_at = 0.0
         self._ending = False
         self._leader: str | None = None
         self._printer = Printer(self._stop.set)
@@ -172,10 +176,13 @@ class _Dev:
             loop.add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:
-        if self._stop.is_set():  # the second time: at once
+        now = asyncio.get_running_loop().time()
+        if not self._stop.is_set():
+            self._told_at = now
+            self._stop.set()
+        elif now - self._told_at > ONE_WISH_S:  # the second time: at once
             for child in self._running:
                 child.signal(signal.SIGKILL)
-        self._stop.set()
 
     async def _until(self, work: Coroutine[Any, Any, T], limit_s: float) -> T | None:
         """What `work` gives; None when told to stop, a child refused to start, or the time is up first."""

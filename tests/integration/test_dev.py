@@ -101,7 +101,9 @@ def test_a_node_that_is_killed_is_started_again(tmp_path: Path) -> None:
         pid = re.search(r"n1 is started again, pid (\d+)", run.text)
         assert pid is not None
         run.read_until(f"n1 leads now, pid {pid[1]}\n")
+        run.process.send_signal(signal.SIGINT)  # as by a wrapper that passes on what the terminal told all
         assert run.end(signal.SIGINT) == 0
+        assert "killed by" not in run.text.partition("| stopping")[2]
 
 
 def test_another_number_of_nodes_is_refused(tmp_path: Path) -> None:
