@@ -272,7 +272,7 @@ def _draw_knobs(rng: random.Random) -> dict[str, int]:
 
 def run(seed: int, schedule: list[Fault] | None = None, story: Story | None = None) -> Report:
     """One run from one seed; with `schedule`, these faults in the place of the seed's own; told to `story`."""
-    snapshots.PIECE_BYTES = PIECE_BYTES  # type: ignore[misc]
+    usual_bytes, snapshots.PIECE_BYTES = snapshots.PIECE_BYTES, PIECE_BYTES  # type: ignore[misc]
     directory = Path(tempfile.mkdtemp(prefix="horae-sim-", dir=_fast_directory()))
     gc.disable()
     began_s = time.process_time()
@@ -296,6 +296,7 @@ def run(seed: int, schedule: list[Fault] | None = None, story: Story | None = No
             cpu_s=time.process_time() - began_s,
         )
     finally:
+        snapshots.PIECE_BYTES = usual_bytes  # type: ignore[misc]
         shutil.rmtree(directory, ignore_errors=True)
         gc.enable()
         gc.collect()
