@@ -61,7 +61,13 @@ class Records:
         """First index of each record, ascending."""
 
     def load(self) -> LogState:
-        """Read everything. Raises: `Corrupt`."""
+        """Read everything. Raises: `Corrupt`, `StorageFailed`."""
+        try:
+            return self._load()
+        except lmdb.Error as error:  # a page that passes the walk of its file may still be no page of a tree
+            raise as_storage_error(error, self._env.path) from error
+
+    def _load(self) -> LogState:
         with self._env.begin_read() as txn:
             stored = txn.get(_META_KEY)
             if stored is not None:

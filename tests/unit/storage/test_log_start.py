@@ -6,16 +6,22 @@ import asyncio
 import errno
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+import lmdb
 import pytest
 
+from horae_storage import log_records
 from horae_storage.environment import _create_file
-from horae_storage.errors import StorageError
+from horae_storage.errors import Corrupt, StorageError
 from horae_storage.file_sync import KernelSync, Watch
 from horae_storage.log_port import LogEntry, LogState
 from horae_storage.raft_log import LmdbRaftLog
+from horae_storage.scan import require_sound
 
+LEAF = 0x02
+"""LMDB's flag of a page that holds rows."""
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "data" / "v1" / "log"
 
 
@@ -153,3 +159,39 @@ async def test_a_refused_load_leaves_no_descriptor(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         load(tmp_path)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("bit", [0x40, 0x80])
+def test_a_page_that_passes_the_walk_and_is_no_page_is_a_refusal(tmp_path: Path, bit: int) -> None:
+    """A wrong first pointer in a leaf: LMDB finds out when it is there, which may be in the middle of the reading."""
+    whole = tmp_path / "whole"
+    write(whole, 1, 300)
+    expected = load(whole)
+    image = (whole / "log.mdb").read_bytes()
+    leaves = [at for at in range(0, len(image), 4096) if image[at + 10] & LEAF]
+    outcomes = set()
+    for number, at in enumerate(leaves):
+        directory = tmp_path / str(number)
+        shutil.copytree(whole, directory)
+        damaged = bytearray(image)
+        damaged[at + 17] ^= bit
+        (directory / "log.mdb").write_bytes(damaged)
+        try:
+            require_sound(directory / "log.mdb")
+            outcomes.add(load(directory) == expected)
+        except StorageError:
+            outcomes.add("refused")
+        shutil.rmtree(directory)
+    assert False not in outcomes
+    assert "refused" in outcomes
+
+
+def test_what_lmdb_finds_out_while_it_is_read_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, 1, 1)
+
+    def stored(txn: object) -> Iterator[tuple[bytes, bytes]]:
+        raise lmdb.CorruptedError("mdb_cursor_get: Located page was wrong type")
+
+    monkeypatch.setattr(log_records, "_stored_records", stored)
+    with pytest.raises(Corrupt, match=r"log\.mdb is damaged"):
+        load(tmp_path)
