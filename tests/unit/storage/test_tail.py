@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from horae_storage.errors import Corrupt, StorageFull
 from horae_storage.tail import Frame, Tail
 
-REGION_BYTES = 8192
+REGION_BYTES = 16384
 SECTOR_BYTES = 512
 HEAD_BYTES = 4096
 
