@@ -40,8 +40,13 @@ class Applier:
         commit_interval_ms: int,
         commit_commands: int,
         known: Versions = KNOWN_VERSIONS,
+        own: codec.OwnEntries | None = None,
     ) -> None:
-        """`known`: the machine versions that it may meet. Raises: `Outdated` for a state of another one."""
+        """`known`: the machine versions that it may meet; `own`: what the proposer of this node has under way.
+
+        Raises: `Outdated` for a state of another machine version.
+        """
+        self._own = own or codec.OwnEntries()
         self._store = store
         self._cluster = cluster
         self._clock = clock
@@ -106,7 +111,7 @@ class Applier:
 
     def apply(self, index: int, entry: bytes) -> EntryOutcome:
         """Apply one entry; the library's own empty ones only move the index on."""
-        header, commands = codec.split_entry(entry) if entry else (_NO_HEADER, ())
+        header, commands = self._own.split(entry) if entry else (_NO_HEADER, ())
         self._in_entry = True
         try:
             outcome = machine.apply(index, header, commands, self._store.txn, self._known)

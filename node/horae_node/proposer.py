@@ -107,8 +107,11 @@ def _cut(chunks: list[Chunk]) -> list[list[Chunk]]:
 class Proposer:
     """Gathers commands into entries. One for a node; idle while the node does not lead."""
 
-    def __init__(self, raft: Raft, clock: Clock, observe_commit_ms: Callable[[int], None]) -> None:
+    def __init__(
+        self, raft: Raft, clock: Clock, observe_commit_ms: Callable[[int], None], own: codec.OwnEntries
+    ) -> None:
         self._raft = raft
+        self._own = own
         self._clock = clock
         self._observe_commit_ms = observe_commit_ms
         self._session: Session | None = None
@@ -256,7 +259,7 @@ class Proposer:
         entry = codec.join_entry(header, [blob for chunk in chunks for blob in chunk.blobs])
         commands = tuple([command for chunk in chunks for command in chunk.commands])
         if {*map(type, commands)} == _SUBMITS:
-            codec.remember_submits(entry, header, commands)  # type: ignore[arg-type]
+            self._own.remember(entry, header, commands)  # type: ignore[arg-type]
         try:
             committed = self._raft.propose(entry)
         except NotApplied as error:

@@ -16,7 +16,7 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily
 
 from horae import wire
-from horae_node import logs, reads
+from horae_node import codec, logs, reads
 from horae_node.applier import Applier
 from horae_node.backup import Backups
 from horae_node.clock import Clock
@@ -87,6 +87,7 @@ class Node:
         self._opened = True
         self._book = self._host.known_members() or Roster(0, config.members)
         """The newest members known: where everybody is reached."""
+        own = codec.OwnEntries()
         self._applier = Applier(
             self._host.store(),
             cluster=config.cluster,
@@ -94,10 +95,11 @@ class Node:
             commit_interval_ms=config.state_commit_interval_ms,
             commit_commands=config.state_commit_commands,
             known=self._known,
+            own=own,
         )
         self._metrics = Metrics(self._metric_families)
         self._raft = self._build_raft()
-        self._proposer = Proposer(self._raft, clock, self._metrics.observe_commit_ms)
+        self._proposer = Proposer(self._raft, clock, self._metrics.observe_commit_ms, own)
         self._session = LeaderSession(
             node_id=config.node_id,
             raft=self._raft,

@@ -13,6 +13,7 @@ import msgspec
 from tests.helpers.fake_raft import FakeRaft
 
 from horae import wire
+from horae_node import codec
 from horae_node.applier import Applier
 from horae_node.backup import Backups
 from horae_node.clock import ManualClock
@@ -32,12 +33,19 @@ class OneNode:
     def __init__(self, *, advance_limit: int = 100, known: Versions = KNOWN_VERSIONS) -> None:
         self.clock = ManualClock()
         self.store = MemoryStore()
+        own = codec.OwnEntries()
         self.applier = Applier(
-            self.store, cluster="test", clock=self.clock, commit_interval_ms=1000, commit_commands=10_000, known=known
+            self.store,
+            cluster="test",
+            clock=self.clock,
+            commit_interval_ms=1000,
+            commit_commands=10_000,
+            known=known,
+            own=own,
         )
         self.raft = FakeRaft(self.applier)
         metrics = Metrics(lambda: iter(()))
-        self.proposer = Proposer(self.raft, self.clock, metrics.observe_commit_ms)
+        self.proposer = Proposer(self.raft, self.clock, metrics.observe_commit_ms, own)
         self.session = LeaderSession(
             node_id="n1",
             raft=self.raft,

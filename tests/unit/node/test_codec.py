@@ -152,9 +152,11 @@ def test_an_entry_made_here_is_not_decoded_and_no_other_is_taken_for_it() -> Non
     header = Header(ENTRY_VERSION, 3, 4, 5)
     entry = codec.join_entry(header, list(map(codec.pack_command, commands)))
     long = entry + bytes(100)
-    codec.remember_submits(entry, header, commands)
-    codec.remember_submits(long, header, commands)
-    assert codec.split_entry(bytes(bytearray(entry)))[1] is commands
-    assert codec.split_entry(entry)[1] is not commands, "remembered for one time"
+    own, other = codec.OwnEntries(), codec.OwnEntries()
+    own.remember(entry, header, commands)
+    own.remember(long, header, commands)
+    assert other.split(entry)[1] is not commands, "another node of the same process decodes"
+    assert own.split(bytes(bytearray(entry)))[1] is commands
+    assert own.split(entry)[1] is not commands, "remembered for one time"
     with pytest.raises(Fatal):
-        codec.split_entry(long[:-1] + b"x")
+        own.split(long[:-1] + b"x")

@@ -63,7 +63,7 @@ class PlainSession:
 
 def make(machine: Echo | None = None, *, hold: bool = False) -> tuple[Proposer, FakeRaft, PlainSession]:
     raft = FakeRaft(machine or Echo(), hold=hold)
-    made = Proposer(raft, ManualClock(), lambda span_ms: None)
+    made = Proposer(raft, ManualClock(), lambda span_ms: None, codec.OwnEntries())
     session = PlainSession()
     made.attach(session)
     return made, raft, session
