@@ -8,7 +8,7 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -38,6 +38,8 @@ FLOORS_PER_HOUR = {
 
 FLOOR_HOURS_MIN = 1.0
 """Chance may starve a shorter run."""
+
+PROGRESS_HOURS = 5
 
 
 @dataclass(slots=True)
@@ -73,11 +75,23 @@ class Total:
         ]
 
 
-def run_many(base: int, hours: float, jobs: int, *, canary: str | None = None, seeds_max: int = 0) -> Total:
-    """Seeds from `base` on, until so many hours are simulated; with a canary, until it is found or the seeds are up."""
+def run_many(
+    base: int,
+    hours: float,
+    jobs: int,
+    *,
+    canary: str | None = None,
+    seeds_max: int = 0,
+    on_report: Callable[[Report, Total], None] = lambda report, total: None,
+) -> Total:
+    """Seeds from `base` on, until so many hours are simulated; with a canary, until it is found or the seeds are up.
+
+    `on_report` hears of each as it is ready.
+    """
     total = Total()
     for report in _reports(base, jobs, canary):
         total.add(report)
+        on_report(report, total)
         if canary is not None and (total.failed or total.seeds >= seeds_max):
             break
         if canary is None and total.hours >= hours:
@@ -164,18 +178,25 @@ def _shrink_seed(seed: int, canary: str | None) -> int:
     return _tell_seed(seed, canary, schedule)
 
 
+def _tell_progress(report: Report, total: Total) -> None:
+    """A finding at once; a line each `PROGRESS_HOURS`, for whoever waits for a long run."""
+    if report.findings:
+        print(f"FOUND {report.findings[0]}\n  replay: {command(report.seed)}", flush=True)
+    if total.hours // PROGRESS_HOURS > (total.hours - report.simulated_s / 3600) // PROGRESS_HOURS:
+        print(f"{total.hours:.1f} hours, {total.seeds} seeds, {len(total.failed)} found something", flush=True)
+
+
 def _run_hours(base: int, hours: float, jobs: int) -> int:
     print(f"seed base {base}, {jobs} processes", flush=True)
     began = time.perf_counter()
-    total = run_many(base, hours, jobs)
+    total = run_many(base, hours, jobs, on_report=_tell_progress)
     elapsed_s = time.perf_counter() - began
     print(
         f"{total.hours:.2f} hours in {total.seeds} seeds and {elapsed_s:.0f} s: "
         f"{total.simulated_s / total.cpu_s:.0f} times real time a core ({total.cpu_s:.0f} s of processor time)"
     )
     print(" ".join(f"{what}={count}" for what, count in sorted(total.counts.items())))
-    for report in total.failed:
-        print(f"FOUND {report.findings[0]}\n  replay: {command(report.seed)}")
+    print(f"{len(total.failed)} of {total.seeds} seeds found something")
     starved = total.starved()
     for line in starved:
         print("TOO LITTLE", line)
