@@ -13,8 +13,6 @@ from horae import wire
 from horae_http import codec
 from horae_http.answer import JSON, Answer
 from horae_http.backup import BackupAnswer
-from horae_http.codec import BodyReader
-from horae_http.errors import Failure
 from horae_http.jobs import age_lines
 from horae_http.routing import Call, Handler, Route
 from horae_node.service import Service
@@ -30,17 +28,12 @@ async def read_cluster(service: Service, call: Call) -> Answer:
 
 async def take_backup(service: Service, call: Call) -> Answer:
     """A copy of the answering node's state, of one moment, as a file that `horae restore` takes."""
-    _require_all_queues(call)
+    call.holder.require_all_queues()
     return BackupAnswer(await service.backup(call.query.after))
 
 
 async def snapshot(service: Service, call: Call) -> Answer:
     return codec.answer(200, service.compact(), call.packed_out)
-
-
-def _require_all_queues(call: Call) -> None:
-    if call.holder.queues is not None:
-        raise Failure("forbidden", "this concerns every queue; the token is held to some")
 
 
 async def health(service: Service, call: Call) -> Answer:
@@ -58,7 +51,7 @@ async def readiness(service: Service, call: Call) -> Answer:
 
 def _metrics(metrics_text: Callable[[], bytes]) -> Handler:
     async def metrics(service: Service, call: Call) -> Answer:
-        _require_all_queues(call)
+        call.holder.require_all_queues()
         return Answer(200, METRICS_TYPE, metrics_text())
 
     return metrics
@@ -71,7 +64,6 @@ def _contract(document: Callable[[], bytes]) -> Handler:
     return contract
 
 
-_EMPTY: Final = BodyReader(wire.Empty).read
 _HEALTH: Final[dict[int, type | None]] = {200: wire.Health}
 _READINESS: Final[dict[int, type | None]] = {200: wire.Health, 503: wire.Health}
 _BYTES: Final[dict[int, type | None]] = {200: None}
@@ -89,7 +81,6 @@ def routes(metrics_text: Callable[[], bytes], document: Callable[[], bytes]) -> 
             read_cluster,
             {200: wire.ClusterView},
             "read",
-            _EMPTY,
             query=wire.ReadQuery,
         ),
         Route(
@@ -100,7 +91,6 @@ def routes(metrics_text: Callable[[], bytes], document: Callable[[], bytes]) -> 
             take_backup,
             _BYTES,
             "admin",
-            _EMPTY,
             query=wire.BackupQuery,
             leader=False,
         ),
@@ -112,11 +102,10 @@ def routes(metrics_text: Callable[[], bytes], document: Callable[[], bytes]) -> 
             snapshot,
             {200: wire.SnapshotView},
             "admin",
-            _EMPTY,
             leader=False,
         ),
-        Route("GET", "/healthz", "health", "The process lives.", health, _HEALTH, None, _EMPTY, leader=False),
-        Route("GET", "/readyz", "readiness", "It can serve.", readiness, _READINESS, None, _EMPTY, leader=False),
-        Route("GET", "/metrics", "metrics", "Prometheus text.", metrics, _BYTES, "read", _EMPTY, leader=False),
-        Route("GET", "/openapi.json", "contract", "This document.", contract, _BYTES, None, _EMPTY, leader=False),
+        Route("GET", "/healthz", "health", "The process lives.", health, _HEALTH, None, leader=False),
+        Route("GET", "/readyz", "readiness", "It can serve.", readiness, _READINESS, None, leader=False),
+        Route("GET", "/metrics", "metrics", "Prometheus text.", metrics, _BYTES, "read", leader=False),
+        Route("GET", "/openapi.json", "contract", "This document.", contract, _BYTES, None, leader=False),
     )

@@ -29,6 +29,16 @@ class Holder(NamedTuple):
         if self.queues is not None and queue not in self.queues:
             raise field_failure("forbidden", pointer, f"the token is not for the queue {queue!r}")
 
+    def require_all_queues(self) -> None:
+        """Raises: `Failure("forbidden")` when the token is held to some queues."""
+        if self.queues is not None:
+            raise Failure("forbidden", "this concerns every queue; the token is held to some")
+
+    def require_all_queues(self) -> None:
+        """Raises: `Failure("forbidden")` when the token is held to some queues."""
+        if self.queues is not None:
+            raise Failure("forbidden", "this concerns every queue; the token is held to some")
+
 
 EVERYBODY: Final = Holder(frozenset({"read", "submit", "work", "admin"}), None)
 """Who calls when no tokens are configured."""

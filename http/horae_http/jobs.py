@@ -203,14 +203,13 @@ def _never(body: Any) -> bool:
     return False
 
 
-_EMPTY: Final = BodyReader(wire.Empty).read
 _JOB: Final[dict[int, type | None]] = {200: wire.JobView}
 _BATCHES: Final = BatchReader()
 
 
 def _by_id(method: str, path: str, operation: str, summary: str, handler: Any, role: str) -> Route:
     """A change of one job by its id alone: a repeat may get another answer, so it is left to the caller."""
-    return Route(method, path, operation, summary, handler, _JOB, role, _EMPTY, repeats=_never)
+    return Route(method, path, operation, summary, handler, _JOB, role, repeats=_never)
 
 
 ROUTES: Final[tuple[Route, ...]] = (
@@ -248,7 +247,6 @@ ROUTES: Final[tuple[Route, ...]] = (
         list_jobs,
         {200: wire.JobList},
         "read",
-        _EMPTY,
         query=wire.JobsQuery,
     ),
     Route(
@@ -259,7 +257,6 @@ ROUTES: Final[tuple[Route, ...]] = (
         read_job,
         _JOB,
         "read",
-        _EMPTY,
         query=wire.JobQuery,
     ),
     _by_id(
@@ -287,7 +284,6 @@ ROUTES: Final[tuple[Route, ...]] = (
         delete_job,
         {204: None},
         "submit",
-        _EMPTY,
         repeats=_never,
     ),
 )

@@ -12,35 +12,29 @@ from horae import wire
 from horae_http import codec
 from horae_http.answer import Answer
 from horae_http.codec import BodyReader
-from horae_http.errors import Failure
 from horae_http.routing import Call, Route
 from horae_node.service import Service
 
 
 async def add_member(service: Service, call: Call) -> Answer:
-    _require_all_queues(call)
+    call.holder.require_all_queues()
     standing = await service.add_member(call.body, round(call.query.wait_seconds * 1000))
     return codec.answer(200 if standing.standing == "voter" else 202, standing, call.packed_out)
 
 
 async def remove_member(service: Service, call: Call) -> Answer:
-    _require_all_queues(call)
+    call.holder.require_all_queues()
     return codec.answer(200, await service.remove_member(call.item), call.packed_out)
 
 
 async def move_member(service: Service, call: Call) -> Answer:
-    _require_all_queues(call)
+    call.holder.require_all_queues()
     return codec.answer(200, await service.move_member(call.item, call.body), call.packed_out)
 
 
 async def hand_over(service: Service, call: Call) -> Answer:
-    _require_all_queues(call)
+    call.holder.require_all_queues()
     return codec.answer(200, await service.hand_over(call.body.node), call.packed_out)
-
-
-def _require_all_queues(call: Call) -> None:
-    if call.holder.queues is not None:
-        raise Failure("forbidden", "this concerns every queue; the token is held to some")
 
 
 _STANDING: Final[dict[int, type | None]] = {200: wire.MemberStanding}
@@ -67,7 +61,6 @@ ROUTES: Final[tuple[Route, ...]] = (
         remove_member,
         _STANDING,
         "admin",
-        BodyReader(wire.Empty).read,
     ),
     Route(
         "PATCH",

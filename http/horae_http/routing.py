@@ -16,7 +16,7 @@ from horae import wire
 from horae_http import errors
 from horae_http.answer import Answer
 from horae_http.auth import Holder
-from horae_http.codec import WHOLE_BYTES_MAX
+from horae_http.codec import WHOLE_BYTES_MAX, BodyReader
 from horae_http.errors import Failure
 from horae_node.service import Service
 
@@ -72,7 +72,7 @@ class Route(NamedTuple):
     """Status to body of each answer that is no problem; None: no body, or one that is no Struct."""
     role: str | None
     """What the caller's token must allow; None: anybody may call, also while the node stops."""
-    read: Callable[[bytes, bool], Any]
+    read: Callable[[bytes, bool], Any] = BodyReader(wire.Empty).read
     """Makes the call's body of the bytes and whether they are MessagePack. Raises: `Failure`."""
     request: type[wire.Request] = wire.Empty
     query: type[wire.Request] = wire.NoQuery

@@ -16,7 +16,7 @@ from horae_http.codec import BodyReader, BulkReader, Turn
 from horae_http.errors import Failure
 from horae_http.jobs import require_own_job
 from horae_http.line import CLAIM_MARK
-from horae_http.routing import PASSED_ON_BY, Call, Route
+from horae_http.routing import PASSED_ON_BY, Call, Handler, Route
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.service import Refused, Service
 
@@ -131,6 +131,12 @@ END_LEASES: Final = Route(
     read_in_turns=_ENDINGS.read_in_turns,
 )
 
+
+def _ending(path: str, operation: str, summary: str, handler: Handler, request: type[wire.Request]) -> Route:
+    """The end of one attempt, by the job's id and the lease token in the body."""
+    return Route("POST", path, operation, summary, handler, _JOB, "work", BodyReader(request).read, request)
+
+
 ROUTES: Final[tuple[Route, ...]] = (
     Route(
         "POST",
@@ -160,37 +166,13 @@ ROUTES: Final[tuple[Route, ...]] = (
         read_in_turns=_BEATS.read_in_turns,
     ),
     END_LEASES,
-    Route(
-        "POST",
-        "/v1/jobs/{id}/complete",
-        "completeJob",
-        "End an attempt well.",
-        complete_job,
-        _JOB,
-        "work",
-        BodyReader(wire.CompleteRequest).read,
-        wire.CompleteRequest,
-    ),
-    Route(
-        "POST",
-        "/v1/jobs/{id}/fail",
-        "failJob",
-        "End an attempt with an error.",
-        fail_job,
-        _JOB,
-        "work",
-        BodyReader(wire.FailRequest).read,
-        wire.FailRequest,
-    ),
-    Route(
-        "POST",
+    _ending("/v1/jobs/{id}/complete", "completeJob", "End an attempt well.", complete_job, wire.CompleteRequest),
+    _ending("/v1/jobs/{id}/fail", "failJob", "End an attempt with an error.", fail_job, wire.FailRequest),
+    _ending(
         "/v1/jobs/{id}/release",
         "releaseJob",
         "Hand a job back, the attempt not counted.",
         release_job,
-        _JOB,
-        "work",
-        BodyReader(wire.ReleaseRequest).read,
         wire.ReleaseRequest,
     ),
 )
