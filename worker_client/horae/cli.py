@@ -50,6 +50,7 @@ _LOCAL_SECONDS = 2.0
 """A node tells its own view at once, or not at all."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Shown = TypeVar("Shown")
 
 _FLAGS = {
     "/task": "TASK",
@@ -93,10 +94,14 @@ class Target:
             _say(f"{what}: {why}; retrying, each call for {self.deadline_seconds:g} s at most")
 
     def show(self, job: Job) -> None:
+        self.render(job, show.show_job)
+
+    def render(self, found: Shown, as_text: Callable[[Shown], None]) -> None:
+        """Print it as JSON where that was asked for, else as text."""
         if self.json:
-            show.print_json(job)
+            show.print_json(found)
         else:
-            show.show_job(job)
+            as_text(found)
 
 
 def _target_options(command: Command) -> Command:
@@ -316,10 +321,7 @@ def jobs(target: Target, queue: str | None, state: str | None, limit: int) -> No
     """List jobs, newest first."""
     with target.client() as client:
         found = list(islice(client.jobs(queue=queue, state=state, page=min(limit, 1000)), limit))
-    if target.json:
-        show.print_json(found)
-    else:
-        show.show_jobs(found)
+    target.render(found, show.show_jobs)
 
 
 @main_group.command()
@@ -370,10 +372,7 @@ def _show_cluster(target: Target) -> None:
             view = client.cluster()
     except (errors.Unreachable, errors.NoLeader, errors.ShuttingDown):
         _show_without_leader(target)
-    if target.json:
-        show.print_json(view)
-    else:
-        show.show_cluster(view)
+    target.render(view, show.show_cluster)
 
 
 @cluster.command("add")
@@ -421,10 +420,7 @@ def lead(target: Target, node: str) -> None:
     """Hand the lead over to NODE."""
     with target.client() as client:
         view = client.hand_over(node)
-    if target.json:
-        show.print_json(view)
-    else:
-        click.echo(f"{view.leader} leads")
+    target.render(view, lambda view: click.echo(f"{view.leader} leads"))
 
 
 _STANDINGS = {
@@ -435,10 +431,7 @@ _STANDINGS = {
 
 
 def _show_standing(target: Target, found: MemberStanding) -> None:
-    if target.json:
-        show.print_json(found)
-    else:
-        click.echo(f"{found.node} {_STANDINGS[found.standing]}")
+    target.render(found, lambda found: click.echo(f"{found.node} {_STANDINGS[found.standing]}"))
 
 
 def _show_without_leader(target: Target) -> NoReturn:
