@@ -34,11 +34,6 @@ class Holder(NamedTuple):
         if self.queues is not None:
             raise Failure("forbidden", "this concerns every queue; the token is held to some")
 
-    def require_all_queues(self) -> None:
-        """Raises: `Failure("forbidden")` when the token is held to some queues."""
-        if self.queues is not None:
-            raise Failure("forbidden", "this concerns every queue; the token is held to some")
-
 
 EVERYBODY: Final = Holder(frozenset({"read", "submit", "work", "admin"}), None)
 """Who calls when no tokens are configured."""
