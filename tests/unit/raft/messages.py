@@ -54,17 +54,22 @@ def beat(serialized: object, term: int = 1) -> dict[str, object]:
     return {"type": "append_entries", "term": term, "seq": 1000, "commit_index": 900, "serialized": serialized}
 
 
-def far_back(led: Script) -> Script:
-    """c is behind the log of a, which has a snapshot for it."""
+def leave_behind(led: Script) -> None:
+    """c is cut off, and the log of a begins after what c lacks next."""
     led.isolate("c")
     for number in range(30):
         led["a"].propose(b"%d" % number)
     led.run("ab", 200)
     led["a"].machine.commit()
     led["a"].journal.cut_below(20)
+
+
+def far_back(led: Script) -> Script:
+    """c is behind the log of a, which has a snapshot for it."""
+    leave_behind(led)
     led["a"].give_snapshot()
     led.rejoin("c")
-    led["a"].core.next_index[led["a"].core.peers["c"]] = 3
+    led["a"].rewind("c", 3)
     led["a"].send()
     led.deliver("a", "c")
     assert len(led["c"].installs) == 1

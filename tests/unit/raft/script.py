@@ -20,7 +20,7 @@ from horae_node.raft import boot
 from horae_node.raft.guard import Guard
 from horae_node.raft.members import seats_of
 from horae_node.raft.port import Member, Roster, SnapshotInfo, Timing
-from horae_node.raft.pysyncobj_core import ENTRY_REGULAR, LEADER, Core, Message
+from horae_node.raft.pysyncobj_core import CANDIDATE, ENTRY_REGULAR, LEADER, Core, Message
 from horae_node.raft.snapshots import InstallNote, Intake, Shelf
 from horae_storage.memory_log import MemoryRaftLog
 
@@ -104,6 +104,16 @@ class ScriptNode:
         self.core.enter()
         self.core.propose(entry, lambda result, reason: self.reasons.__setitem__(entry, reason))
         self.core.append_proposals()
+
+    def write(self, *entries: bytes) -> None:
+        """Propose these, and have them on its own disk."""
+        for entry in entries:
+            self.propose(entry)
+        self.sync()
+
+    def rewind(self, peer: str, index: int) -> None:
+        """What it sends next to that one begins there, as after a refusal."""
+        self.core.next_index[self.core.peers[peer]] = index
 
     def send(self) -> None:
         self.core.enter()
@@ -277,6 +287,16 @@ class Script:
                 self.deliver(node_id, other)
                 self.deliver(other, node_id)
         assert self.nodes[node_id].leads
+
+    def stand(self, node_id: str, *others: str) -> None:
+        """Make this one a candidate, with the pre-votes of these."""
+        self.nodes[node_id].core.election_deadline = 0.0
+        self.tick(node_id)
+        for other in others:
+            self.deliver(node_id, other)
+            self.deliver(other, node_id)
+        self.tick(node_id)
+        assert self.nodes[node_id].core.state == CANDIDATE
 
     # ------------------------------------------------------------------ processes
 

@@ -8,7 +8,18 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
-from tests.unit.raft.messages import answer, answers, append, beat, far_back, kinds, matched, next_index, piece
+from tests.unit.raft.messages import (
+    answer,
+    answers,
+    append,
+    beat,
+    far_back,
+    kinds,
+    leave_behind,
+    matched,
+    next_index,
+    piece,
+)
 from tests.unit.raft.script import Script
 
 from horae_node.errors import Fatal
@@ -304,14 +315,9 @@ def test_16_pieces_that_are_not_written_yet_count_as_in_flight(led: Script) -> N
 
 
 def test_10_without_a_snapshot_the_leader_sends_one_beat_and_goes_on(led: Script) -> None:
-    led.isolate("c")
-    for number in range(30):
-        led["a"].propose(b"%d" % number)
-    led.run("ab", 200)
-    led["a"].machine.commit()
-    led["a"].journal.cut_below(20)
+    leave_behind(led)
     led.rejoin("c")
-    led["a"].core.next_index[led["a"].core.peers["c"]] = 3
+    led["a"].rewind("c", 3)
     led["a"].send()
     assert led["a"].wanted == 1, "asked for once, for one follower"
     assert len(led.under_way("a", "c")) == 1
@@ -406,13 +412,7 @@ def test_12_a_vote_is_given_again_to_the_same_candidate(script: Script) -> None:
 def test_12_a_vote_is_counted_once(tmp_path: Path) -> None:
     script = Script(tmp_path, size=5)
     script.clock.advance(1000)
-    script["a"].core.election_deadline = 0.0
-    script.tick("a")
-    for other in "bc":
-        script.deliver("a", other)
-        script.deliver(other, "a")
-    script.tick("a")
-    assert script["a"].core.state == CANDIDATE
+    script.stand("a", "b", "c")
     vote = {"type": "response_vote", "term": script["a"].core.term}
     script.inject("b", "a", vote)
     script.inject("b", "a", vote)

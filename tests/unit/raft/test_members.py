@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.unit.raft.messages import answer, kinds
 from tests.unit.raft.script import Script
 
 from horae_node.raft.members import Seats, addresses_of, book_as_told, book_of, seats_of
@@ -31,10 +32,6 @@ def led(tmp_path: Path) -> Script:
 
 def seats(voters: str, learners: str = "", acquaintances: str = "", *, own_votes: bool = True) -> Seats:
     return Seats(own_votes, frozenset(voters), frozenset(learners), frozenset(acquaintances))
-
-
-def kinds(script: Script, here: str, there: str) -> list[str]:
-    return [message["type"] for message in script.under_way(here, there)]
 
 
 def test_20_a_learners_acknowledgement_commits_nothing(led: Script) -> None:
@@ -75,7 +72,7 @@ def test_20_a_learner_never_stands(led: Script) -> None:
     for _ in range(100):
         led.tick("d", after_ms=20)
     assert led["d"].core.leader_id is None
-    assert kinds(led, "d", "b") == kinds(led, "d", "c") == []
+    assert kinds(led.under_way("d", "b")) == kinds(led.under_way("d", "c")) == []
 
 
 def test_20_a_learner_grants_votes_that_count_for_nothing(led: Script) -> None:
@@ -84,7 +81,7 @@ def test_20_a_learner_grants_votes_that_count_for_nothing(led: Script) -> None:
     led.disconnect("b", "c")
     led.clock.advance(2000)
     led.inject("b", "d", {"type": "request_vote", "term": 9, "last_log_index": 2, "last_log_term": 1})
-    assert kinds(led, "d", "b") == ["response_vote"]
+    assert kinds(led.under_way("d", "b")) == ["response_vote"]
     for _ in range(100):
         led.tick("b", after_ms=20)
         led.settle("b", "d")
@@ -93,7 +90,7 @@ def test_20_a_learner_grants_votes_that_count_for_nothing(led: Script) -> None:
 
 def test_20_a_learner_elects_nobody(led: Script) -> None:
     led.isolate("a")
-    while "pre_vote" not in kinds(led, "b", "c"):
+    while "pre_vote" not in kinds(led.under_way("b", "c")):
         led.tick("b", after_ms=20)
     term = led["b"].core.term
     asked = next(message for message in led.under_way("b", "c") if message["type"] == "pre_vote")
@@ -115,11 +112,11 @@ def test_20_nobody_stands_before_it_has_applied_what_it_knows_to_be_committed(le
     led["b"].guard.commit_known = 3
     for _ in range(100):
         led.tick("b", after_ms=20)
-    assert kinds(led, "b", "c") == []
+    assert kinds(led.under_way("b", "c")) == []
     led["b"].guard.commit_known = 2
     for _ in range(10):
         led.tick("b", after_ms=20)
-    assert "pre_vote" in kinds(led, "b", "c")
+    assert "pre_vote" in kinds(led.under_way("b", "c"))
 
 
 def test_20_entries_and_what_they_say_is_committed_get_durable_together(led: Script) -> None:
@@ -196,7 +193,7 @@ def test_20_who_has_parted_is_neither_heard_nor_sent_to(led: Script) -> None:
     led["a"].guard.adopt(seats("bc"))
     led["a"].propose(b"x")
     led["a"].send()
-    assert kinds(led, "a", "d") == []
+    assert kinds(led.under_way("a", "d")) == []
     led.inject("d", "a", {"type": "term_hint", "term": 99})
     led["a"].guard.on_connection("d", False)
     assert led["a"].leads
@@ -210,11 +207,10 @@ def test_20_an_acquaintance_is_heard_and_not_counted(led: Script) -> None:
     led.run("abcd", 100)
     assert led["d"].machine.entries == [b"x"]
     led["a"].guard.adopt(seats("bc", acquaintances="d"))
-    answer = {"type": "next_node_idx", "term": led["a"].core.term, "seq": 1, "next_node_idx": 4}
-    led.inject("d", "a", answer | {"reset": False, "success": True})
+    led.inject("d", "a", answer(term=led["a"].core.term, seq=1, next_node_idx=4))
     led["a"].propose(b"y")
     led["a"].send()
-    assert kinds(led, "a", "d") == []
+    assert kinds(led.under_way("a", "d")) == []
 
 
 # ---------------------------------------------------------------- handing over
@@ -223,9 +219,9 @@ def test_20_an_acquaintance_is_heard_and_not_counted(led: Script) -> None:
 def test_a_called_candidate_is_voted_for_though_a_leader_is_heard(led: Script) -> None:
     vote = {"type": "request_vote", "term": 5, "last_log_index": 2, "last_log_term": 1}
     led.inject("b", "c", vote)
-    assert kinds(led, "c", "b") == []
+    assert kinds(led.under_way("c", "b")) == []
     led.inject("b", "c", vote | {"called": True})
-    assert kinds(led, "c", "b") == ["response_vote"]
+    assert kinds(led.under_way("c", "b")) == ["response_vote"]
 
 
 def test_the_leader_calls_who_has_everything_only(led: Script) -> None:
@@ -234,11 +230,11 @@ def test_the_leader_calls_who_has_everything_only(led: Script) -> None:
     handover = led["a"].guard.begin_handover("b", 1.0)
     assert handover is not None
     led["a"].guard.maybe_call(handover)
-    assert "lead_now" not in kinds(led, "a", "b")
+    assert "lead_now" not in kinds(led.under_way("a", "b"))
     led.settle("a", "b")
     led["a"].guard.maybe_call(handover)
     led["a"].guard.maybe_call(handover)
-    assert kinds(led, "a", "b") == ["lead_now"]
+    assert kinds(led.under_way("a", "b")) == ["lead_now"]
     led.settle("a", "b")
     led.tick("b")
     led.settle()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgpack
 import pytest
+from tests.unit.raft.messages import append
 from tests.unit.raft.parts import ListMachine
 from tests.unit.raft.script import Script, ScriptNode
 
@@ -19,12 +20,6 @@ from horae_storage.memory_log import MemoryRaftLog
 
 def numbered(prefix: str, count: int, size: int = 0) -> list[bytes]:
     return [f"{prefix}{number}".encode().ljust(size, b".") for number in range(count)]
-
-
-def propose(node: ScriptNode, entries: list[bytes]) -> None:
-    for entry in entries:
-        node.propose(entry)
-    node.sync()
 
 
 @pytest.fixture
@@ -41,14 +36,14 @@ def acknowledged(node: ScriptNode) -> list[bytes]:
 
 def test_7_s1_a_deposed_leader_does_not_commit_its_own_tail_on_a_snapshot_piece(script: Script) -> None:
     script.isolate("a")
-    propose(script["a"], numbered("x", 3))
+    script["a"].write(*numbered("x", 3))
     script.elect("b", "c")
-    propose(script["b"], numbered("y", 20, 40_000))
+    script["b"].write(*numbered("y", 20, 40_000))
     script.run("bc", 400)
     script["b"].journal.cut_below(15)
     script["b"].give_snapshot()
     script.rejoin("a")
-    script["b"].core.next_index[script["b"].core.peers["a"]] = 3
+    script["b"].rewind("a", 3)
     script["b"].send()
     assert script.deliver("b", "a", 1) == 1
     script.tick("a")
@@ -64,22 +59,14 @@ def test_3_s2_batches_sent_again_truncate_nothing_that_was_acknowledged(script: 
     script.isolate("c")
     entries = numbered("e", 3, 900_000)
     for entry in entries:
-        propose(script["a"], [entry])
+        script["a"].write(entry)
         script["a"].send()
     script.deliver("a", "b")
     assert script["b"].last == 5
     script.deliver("b", "a", 1)
     # What the library would send again after that first answer, were its position moved back.
     first = script["a"].journal.entries(3, 3)
-    again = {
-        "type": "append_entries",
-        "term": 1,
-        "seq": 999,
-        "commit_index": 2,
-        "prevLogIdx": 2,
-        "prevLogTerm": 1,
-        "entries": tuple(tuple(entry) for entry in first),
-    }
+    again = append(script, prev=2, entries=[tuple(entry) for entry in first])
     script["a"].send()
     script.deliver("b", "a")
     for _ in entries:
@@ -99,7 +86,7 @@ def test_4_s3_an_answer_of_an_earlier_reign_commits_nothing_in_a_later_one(tmp_p
     script.run("abcde", 100)
     for other in "cde":
         script.disconnect("a", other)
-    propose(script["a"], numbered("a", 5))
+    script["a"].write(*numbered("a", 5))
     script["a"].send()
     script.deliver("a", "b")
     old = script.under_way("b", "a")
@@ -117,7 +104,7 @@ def test_4_s3_an_answer_of_an_earlier_reign_commits_nothing_in_a_later_one(tmp_p
     script.disconnect("a", "e")
     script.disconnect("a", "b")
     script.connect("a", "b")
-    propose(script["a"], numbered("b", 4))
+    script["a"].write(*numbered("b", 4))
     script["a"].send()
     script.deliver("a", "d")
     script.deliver("d", "a")
@@ -130,10 +117,10 @@ def test_4_s3_an_answer_of_an_earlier_reign_commits_nothing_in_a_later_one(tmp_p
 
 def test_8_s5_a_snapshot_that_breaks_off_claims_nothing(script: Script) -> None:
     script.isolate("a")
-    propose(script["a"], numbered("x", 60))
+    script["a"].write(*numbered("x", 60))
     script.elect("b", "c")
     entries = numbered("y", 20, PIECE_BYTES)
-    propose(script["b"], entries)
+    script["b"].write(*entries)
     script.run("bc", 600)
     script["b"].journal.cut_below(15)
     script["b"].give_snapshot()
@@ -185,7 +172,7 @@ def test_1_2_power_lost_with_acknowledgements_out_loses_nothing(tmp_path: Path) 
 def test_13_callbacks_of_a_leader_that_is_cut_off_all_come_within_the_fallback(script: Script) -> None:
     script.isolate("a")
     entries = numbered("w", 100)
-    propose(script["a"], entries)
+    script["a"].write(*entries)
     script.run("a", 900)
     assert not script["a"].leads
     queued = [entry for entry, reason in script["a"].reasons.items() if reason in NOT_APPLIED]
@@ -199,13 +186,13 @@ def test_13_callbacks_of_a_leader_that_is_cut_off_all_come_within_the_fallback(s
 
 def test_6_a_conflict_with_more_than_a_batch_behind_it_is_soon_resolved(script: Script) -> None:
     script.isolate("a")
-    propose(script["a"], [b"x"])
+    script["a"].write(b"x")
     script.elect("b", "c")
     entries = numbered("y", 12, 900_000)
-    propose(script["b"], entries)
+    script["b"].write(*entries)
     script.run("bc", 400)
     script.rejoin("a")
-    script["b"].core.next_index[script["b"].core.peers["a"]] = 4
+    script["b"].rewind("a", 4)
     script.run("abc", 600)
     assert script["a"].machine.entries == entries
 
@@ -213,14 +200,14 @@ def test_6_a_conflict_with_more_than_a_batch_behind_it_is_soon_resolved(script: 
 def test_8_a_follower_far_back_takes_a_snapshot_and_keeps_what_follows_it(script: Script) -> None:
     script.isolate("c")
     entries = numbered("y", 40)
-    propose(script["a"], entries)
+    script["a"].write(*entries)
     script.run("ab", 400)
     script["a"].give_snapshot()
     script["a"].journal.cut_below(30)
-    propose(script["a"], [b"later"])
+    script["a"].write(b"later")
     script.run("ab", 200)
     script.rejoin("c")
-    script["a"].core.next_index[script["a"].core.peers["c"]] = 3
+    script["a"].rewind("c", 3)
     script.run("abc", 300)
     assert script["c"].install()
     script.run("abc", 300)
@@ -231,20 +218,20 @@ def test_8_a_follower_far_back_takes_a_snapshot_and_keeps_what_follows_it(script
 def test_8_a_new_leader_in_the_middle_of_a_transfer_sends_its_own_from_the_beginning(script: Script) -> None:
     script.isolate("c")
     entries = numbered("y", 20, PIECE_BYTES)
-    propose(script["a"], entries)
+    script["a"].write(*entries)
     script.run("ab", 600)
     for node in "ab":
         script[node].give_snapshot()
         script[node].journal.cut_below(15)
     script.rejoin("c")
-    script["a"].core.next_index[script["a"].core.peers["c"]] = 3
+    script["a"].rewind("c", 3)
     script["a"].send()
     assert script.deliver("a", "c", 2) == 2, "a part of it has come"
     half = script["c"].guard._intake.reception
     assert half is not None
     assert half.path.exists()
     script.elect("b", "c")
-    script["b"].core.next_index[script["b"].core.peers["c"]] = 3
+    script["b"].rewind("c", 3)
     for _ in range(3):
         script.run("abc", 300)
     assert script["c"].install()
@@ -254,7 +241,7 @@ def test_8_a_new_leader_in_the_middle_of_a_transfer_sends_its_own_from_the_begin
 
 
 def test_8_an_install_keeps_a_tail_that_extends_the_snapshot(script: Script) -> None:
-    propose(script["a"], numbered("y", 10))
+    script["a"].write(*numbered("y", 10))
     script["a"].send()
     script.deliver("a", "b")
     assert script["b"].last == 12
@@ -318,11 +305,11 @@ def test_a_state_and_a_log_of_different_times_do_not_start(script: Script, entri
 
 
 def test_a_restart_goes_on_from_the_applied_and_replays_only_what_is_known_to_be_committed(script: Script) -> None:
-    propose(script["a"], numbered("e", 5))
+    script["a"].write(*numbered("e", 5))
     script.run("abc", 200)
     for node in script.nodes.values():
         node.machine.commit()
-    propose(script["a"], numbered("f", 5))
+    script["a"].write(*numbered("f", 5))
     script.run("abc", 200)
     script.crash("c")
     script.restart("c")
