@@ -170,8 +170,9 @@ class Proposer:
         return (await self._add((command,), due_now)[0].future)[0]
 
     def send(self, commands: Sequence[Command]) -> None:
-        """Propose without waiting for the outcomes; nothing happens when this node does not lead."""
-        if self._session is not None and self._session.open:
+        """Propose without waiting for the outcomes; nothing happens when this node does not lead, or nothing is stored
+        at the moment."""
+        if self._session is not None and self._session.open and not self._stuck:
             self._add(commands, None)
 
     def chunk(self, command: Command) -> Chunk:

@@ -217,6 +217,7 @@ async def test_while_no_majority_stores_anything_every_call_is_answered(monkeypa
     with pytest.raises(NotApplied) as caught:
         await made.run_one(Nothing())
     assert caught.value.code == "rate_limited"
+    made.send([Nothing()])  # by the leader's own tasks, which must outlive it
     raft.commit_all()
     raft.hold = False
     await asyncio.sleep(0)
