@@ -16,7 +16,7 @@ from horae_node import codec
 from horae_node.applier import Applier
 from horae_node.clock import Clock, ClusterClock
 from horae_node.core import machine, views
-from horae_node.core.commands import ENTRY_VERSION, AdvanceTime, ClaimJobs, Header, OpenEpoch, ReleaseJob
+from horae_node.core.commands import ENTRY_VERSION, AdvanceTime, ClaimJobs, Header, Nothing, OpenEpoch, ReleaseJob
 from horae_node.core.results import EntryOutcome, EpochOpened, Granted, Outcome
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.leader.waiters import Grants, Waiter, Waiters
@@ -32,6 +32,10 @@ a job is no later by that than this."""
 
 ARM_AFTER_MS = 1
 """Between an applied entry and the look at what falls due next, which costs a lone submit 15 us."""
+
+STAMP_MS = 5000
+"""While leases run, the lease clock is written down at least so often: the next leader counts on from there, and what
+had run of a dead worker's lease since then runs again."""
 
 LAST_LOOK_MS = 50
 """How long a claim whose wait is over may still be served when its queue has jobs that are about to be granted."""
@@ -71,6 +75,7 @@ class LeaderSession:
         self._mono_base_ms = 0
         self._deadline = machine.Deadline(None, None)
         self._advancing = False
+        self._stamped_ms = 0
         self._timer: asyncio.TimerHandle | None = None
         self._arming: asyncio.TimerHandle | None = None
         self._asked: dict[str, int] = {}
@@ -119,6 +124,7 @@ class LeaderSession:
         self._check.clear()
         self._repeats.clear()
         self._advancing = False
+        self._stamped_ms = self._mono_base_ms
         self._open = True
         self._arm()
         self._on_change()
@@ -190,6 +196,7 @@ class LeaderSession:
             delays.append(min(STEP_LOOK_MS, self._deadline.wall_ms - self.now_ms()))
         if self._deadline.lease_clock is not None:
             delays.append(self._deadline.lease_clock - self.lease_clock())
+            delays.append(self._stamped_ms + STAMP_MS - self._clock.monotonic_ms())
         if delays:
             self._timer = self._loop.call_later(max(0, min(delays)) / 1000, self._on_due)
 
@@ -198,8 +205,12 @@ class LeaderSession:
         self._timer = None
         if self._is_due(self.header()):
             self._proposer.kick()
-        else:
-            self._arm()
+            return
+        now_ms = self._clock.monotonic_ms()
+        if self._deadline.lease_clock is not None and now_ms - self._stamped_ms >= STAMP_MS:
+            self._stamped_ms = now_ms
+            self._proposer.send([Nothing()])
+        self._arm()
 
     def _is_due(self, header: Header) -> bool:
         wall, lease = self._deadline
@@ -260,6 +271,7 @@ class LeaderSession:
         """After each applied entry: queues that gained ready jobs may have somebody waiting; deadlines have moved."""
         if not self._open:
             return
+        self._stamped_ms = self._clock.monotonic_ms()
         for queue in outcome.ready_queues:
             self._maybe_ready[queue] = None
             if self.waiters.waits_on(queue):

@@ -9,9 +9,10 @@ from tests.helpers.one_node import OneNode, settle
 
 from horae import wire
 from horae_node import codec
-from horae_node.core.commands import AdvanceTime, ClaimJobs, OpenEpoch, ReleaseJob, SubmitJob
+from horae_node.core.commands import AdvanceTime, ClaimJobs, Nothing, OpenEpoch, ReleaseJob, SubmitJob
 from horae_node.core.invariants import check_invariants
 from horae_node.errors import NotApplied, OutcomeUnknown
+from horae_node.leader import session
 from horae_node.leader.waiters import Waiter
 
 
@@ -235,6 +236,28 @@ async def test_the_lease_clock_stands_still_between_leaders() -> None:
     assert (await node.service.job("a")).state == "running"
     await node.pass_ms(10_000)
     assert (await node.service.job("a")).state == "ready"
+
+
+async def test_while_leases_run_the_next_leader_knows_how_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "STAMP_MS", 10)
+    node = await OneNode().open()
+    await node.submit(id="a", lease_seconds=10)
+    await node.claim()
+    began = node.applier.meta().lease_clock
+    entries = len(node.raft.entries)
+    node.clock.advance(3_000)
+    for _ in range(10_000):
+        if len(node.raft.entries) > entries:
+            break
+        await asyncio.sleep(0.001)
+    assert last_commands(node) == [Nothing.__name__]
+    assert node.applier.meta().lease_clock == began + 3_000
+    node.raft.lose_leadership()
+    await settle()
+    node.raft.is_leader, node.raft.term = True, 2
+    await node.session.open_epoch(2)
+    await node.pass_ms(7_000)
+    assert (await node.service.job("a")).state == "ready", "what ran of the lease before does not run again"
 
 
 async def test_what_is_due_is_done_in_bounded_pieces() -> None:
