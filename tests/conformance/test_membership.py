@@ -11,10 +11,9 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from tests.unit.raft.parts import Cluster
+from tests.unit.raft.parts import LARGE_ENTRIES, SHORT_TAIL, Cluster, wait_until
 
 from horae_node.errors import NotApplied, OutcomeUnknown
-from horae_node.raft.port import LogLimits
 
 MakeCluster = Callable[..., Cluster]
 
@@ -29,9 +28,7 @@ async def make(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 
     yield build
     for cluster in made:
-        for raft in list(cluster.nodes.values()):
-            await raft.stop()
-        assert cluster.errors == []
+        assert await cluster.end() == []
 
 
 class Load:
@@ -100,10 +97,9 @@ async def test_a_learner_gets_everything_and_counts_for_nothing(make: MakeCluste
 
 async def test_a_new_node_that_is_behind_the_log_gets_a_snapshot_with_the_members_in_it(make: MakeCluster) -> None:
     cluster = make(4, 1)
-    cluster.limits = LogLimits(tail_bytes=1 << 20, tail_entries=20)
+    cluster.limits = SHORT_TAIL
     await cluster.start()
-    big = [bytes([number]) * 20_000 for number in range(200)]
-    await cluster.propose(*big)
+    await cluster.propose(*LARGE_ENTRIES)
     leader = await cluster.leader()
     cluster.machines[leader].commit()
     await wait_until(lambda: cluster.nodes[leader].status().first_index > 100)
@@ -112,7 +108,7 @@ async def test_a_new_node_that_is_behind_the_log_gets_a_snapshot_with_the_member
     assert cluster.nodes["n4"].roster.standing("n4") == "voter"
     await cluster.stop(leader)
     await cluster.propose(b"three of four")
-    assert cluster.machines["n4"].entries[:200] == big
+    assert cluster.machines["n4"].entries[:200] == LARGE_ENTRIES
 
 
 async def test_a_promoted_node_counts(make: MakeCluster) -> None:
@@ -160,7 +156,7 @@ async def test_a_dead_node_of_three_is_replaced(make: MakeCluster) -> None:
     load = Load(cluster)
     await load.progress()
     leader = await cluster.leader()
-    dead = next(node_id for node_id in cluster.nodes if node_id != leader)
+    dead = cluster.other_than(leader)
     await cluster.stop(dead)
     kept = " ".join(node_id for node_id in ("n1", "n2", "n3") if node_id != dead)
     await cluster.change(kept, removed=dead)
@@ -228,7 +224,7 @@ async def test_two_shrink_to_one_and_grow_again(make: MakeCluster) -> None:
     cluster = make(3, 1)
     await cluster.start()
     leader = await cluster.leader()
-    other = next(node_id for node_id in cluster.nodes if node_id != leader)
+    other = cluster.other_than(leader)
     await cluster.change(leader, removed=other)
     await cluster.nodes.pop(other).stop()
     await cluster.propose(b"alone")
@@ -264,7 +260,7 @@ async def test_nothing_is_proposed_while_the_lead_is_handed_over(make: MakeClust
     cluster = make(3, 0)
     await cluster.start()
     leader = await cluster.leader()
-    target = next(node_id for node_id in cluster.nodes if node_id != leader)
+    target = cluster.other_than(leader)
     under_way = cluster.nodes[leader].propose(b"one")
     handed = asyncio.ensure_future(cluster.nodes[leader].hand_over(target))
     await asyncio.sleep(0)
@@ -292,10 +288,3 @@ async def test_a_leader_leads_on_when_the_other_cannot(make: MakeCluster) -> Non
     assert not await raft.hand_over(target)
     await cluster.propose(b"on")
     assert await cluster.leader() == leader
-
-
-async def wait_until(condition: Callable[[], bool], deadline_s: float = 10) -> None:
-    """Until a condition holds that no signal tells of: looked at in each pass of the loop."""
-    async with asyncio.timeout(deadline_s):
-        while not condition():  # noqa: ASYNC110 (one pass, no time)
-            await asyncio.sleep(0)

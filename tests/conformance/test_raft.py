@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.unit.raft.parts import Cluster, ListMachine, post
+from tests.unit.raft.parts import LARGE_ENTRIES, SHORT_TAIL, Cluster, ListMachine, post, wait_until
 
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.raft.local import LocalRaft
@@ -19,9 +19,7 @@ from horae_storage.memory_log import MemoryRaftLog
 async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cluster]:
     made = Cluster(tmp_path, tcp=request.param == "tcp")
     yield made
-    for raft in list(made.nodes.values()):
-        await raft.stop()
-    assert made.errors == []
+    assert await made.end() == []
 
 
 def numbered(count: int, start: int = 0) -> list[bytes]:
@@ -67,7 +65,7 @@ async def test_another_leads_when_the_leader_stops(cluster: Cluster) -> None:
 async def test_a_lagging_follower_catches_up_from_the_log(cluster: Cluster) -> None:
     await cluster.start()
     leader = await cluster.leader()
-    late = next(node_id for node_id in cluster.nodes if node_id != leader)
+    late = cluster.other_than(leader)
     await cluster.stop(late)
     await cluster.propose(*numbered(200))
     await cluster.start(late)
@@ -76,30 +74,29 @@ async def test_a_lagging_follower_catches_up_from_the_log(cluster: Cluster) -> N
 
 
 async def test_a_follower_behind_the_log_catches_up_by_snapshot(cluster: Cluster) -> None:
-    cluster.limits = LogLimits(tail_bytes=1 << 20, tail_entries=20)
+    cluster.limits = SHORT_TAIL
     await cluster.start()
     leader = await cluster.leader()
-    late = next(node_id for node_id in cluster.nodes if node_id != leader)
+    late = cluster.other_than(leader)
     await cluster.stop(late)
-    big = [bytes([number]) * 20_000 for number in range(200)]
-    await cluster.propose(*big)
+    await cluster.propose(*LARGE_ENTRIES)
     cluster.machines[leader].commit()
     await wait_until(lambda: cluster.nodes[leader].status().first_index > 100)
     await cluster.start(late)
-    await cluster.machines[late].wait_for(lambda machine: machine.entries == big)
+    await cluster.machines[late].wait_for(lambda machine: machine.entries == LARGE_ENTRIES)
     assert cluster.nodes[late].status().first_index > 100
     await cluster.propose(b"after")
-    await cluster.machines[late].wait_for(lambda machine: machine.entries == [*big, b"after"])
+    await cluster.machines[late].wait_for(lambda machine: machine.entries == [*LARGE_ENTRIES, b"after"])
     await cluster.stop(late)
     await cluster.start(late)
     await cluster.propose(b"again")
-    await cluster.machines[late].wait_for(lambda machine: machine.entries == [*big, b"after", b"again"])
+    await cluster.machines[late].wait_for(lambda machine: machine.entries == [*LARGE_ENTRIES, b"after", b"again"])
 
 
 async def test_a_follower_takes_no_proposal(cluster: Cluster) -> None:
     await cluster.start()
     leader = await cluster.leader()
-    follower = next(raft for node_id, raft in cluster.nodes.items() if node_id != leader)
+    follower = cluster.nodes[cluster.other_than(leader)]
     with pytest.raises(NotApplied) as refused:
         follower.propose(b"no")
     assert refused.value.code == "no_leader"
@@ -177,10 +174,3 @@ async def test_one_node_cuts_its_log_below_the_durable_state() -> None:
     await raft.propose(b"after")
     assert raft.status().first_index > 30
     await raft.stop()
-
-
-async def wait_until(condition: Callable[[], bool], deadline_s: float = 10) -> None:
-    """Until a condition holds that no signal tells of: looked at in each pass of the loop."""
-    async with asyncio.timeout(deadline_s):
-        while not condition():  # noqa: ASYNC110 (one pass, no time)
-            await asyncio.sleep(0)

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.raft.parts import Cluster
+from tests.unit.raft.parts import LARGE_ENTRIES, SHORT_TAIL, Cluster, wait_until
 
 from horae_node.raft import pysyncobj_adapter, snapshots
-from horae_node.raft.port import LogLimits, SnapshotInfo
+from horae_node.raft.port import SnapshotInfo
 from horae_node.raft.snapshots import AHEAD_PIECES, Intake, Reception
 from horae_storage.errors import StorageFull
 
-ENTRIES = [bytes([number]) * 20_000 for number in range(200)]
 PIECE_BYTES = 16 << 10
 PIECES = 245
 """At least, of a snapshot of all those entries."""
@@ -33,12 +32,9 @@ async def cluster(
     monkeypatch.setattr(snapshots, "PIECE_BYTES", PIECE_BYTES)
     monkeypatch.setattr(pysyncobj_adapter, "FEED_PAUSE_S", 0.001)
     monkeypatch.setattr(pysyncobj_adapter, "SNAPSHOT_RETRY_S", 0.01)
-    limits = LogLimits(tail_bytes=1 << 20, tail_entries=20)
-    made = Cluster(tmp_path, tcp=request.param == "tcp", size=4, spares=1, limits=limits)
+    made = Cluster(tmp_path, tcp=request.param == "tcp", size=4, spares=1, limits=SHORT_TAIL)
     yield made
-    for raft in list(made.nodes.values()):
-        await raft.stop()
-    assert made.errors == []
+    assert await made.end() == []
 
 
 @pytest.fixture
@@ -46,10 +42,10 @@ async def late(cluster: Cluster) -> str:
     """The id of the one that is not running and needs a snapshot, whoever of the others leads."""
     await cluster.start()
     leader = await cluster.leader()
-    late = next(node_id for node_id in cluster.nodes if node_id != leader)
+    late = cluster.other_than(leader)
     await cluster.stop(late)
-    await cluster.propose(*ENTRIES)
-    await cluster.wait_all_hold(ENTRIES)
+    await cluster.propose(*LARGE_ENTRIES)
+    await cluster.wait_all_hold(LARGE_ENTRIES)
     for node_id in cluster.nodes:
         cluster.machines[node_id].commit()
     await wait_until(lambda: all(raft.status().first_index > 100 for raft in cluster.nodes.values()))
@@ -93,14 +89,14 @@ def break_link(cluster: Cluster, one: str, other: str) -> None:
 
 async def has_all(cluster: Cluster, late: str) -> None:
     """And goes on from there, now and after a restart."""
-    await cluster.machines[late].wait_for(lambda machine: machine.entries == ENTRIES)
+    await cluster.machines[late].wait_for(lambda machine: machine.entries == LARGE_ENTRIES)
     assert cluster.nodes[late].status().first_index > 100, "by a snapshot"
     await cluster.propose(b"after")
-    await cluster.machines[late].wait_for(lambda machine: machine.entries == [*ENTRIES, b"after"])
+    await cluster.machines[late].wait_for(lambda machine: machine.entries == [*LARGE_ENTRIES, b"after"])
     await cluster.stop(late)
     await cluster.start(late)
     await cluster.propose(b"again")
-    await cluster.machines[late].wait_for(lambda machine: machine.entries == [*ENTRIES, b"after", b"again"])
+    await cluster.machines[late].wait_for(lambda machine: machine.entries == [*LARGE_ENTRIES, b"after", b"again"])
     assert incoming(cluster, late) == []
 
 
@@ -134,7 +130,7 @@ async def test_a_node_that_is_added_gets_it_over_a_link_that_breaks(
     await cluster.start(late)
     await cluster.stop(leader)
     await cluster.propose(b"after")
-    await cluster.wait_all_hold([*ENTRIES, b"after"])
+    await cluster.wait_all_hold([*LARGE_ENTRIES, b"after"])
 
 
 async def test_a_broken_link_to_a_third_node_costs_nothing(cluster: Cluster, late: str, pieces: Pieces) -> None:
@@ -154,7 +150,7 @@ async def test_when_the_leader_goes_the_next_one_sends_its_own(cluster: Cluster,
     await has_all(cluster, late)
     assert pieces.beginnings == 2
     await cluster.start(leader)
-    await cluster.wait_all_hold([*ENTRIES, b"after", b"again"])
+    await cluster.wait_all_hold([*LARGE_ENTRIES, b"after", b"again"])
 
 
 @pytest.mark.parametrize("step", ["write", "finish"])
@@ -205,10 +201,3 @@ async def test_a_follower_that_is_stopped_amid_a_transfer_begins_anew(
     assert incoming(cluster, late) == [], "nothing is trusted that no sync has covered"
     await cluster.start(late)
     await has_all(cluster, late)
-
-
-async def wait_until(condition: Callable[[], bool], deadline_s: float = 10) -> None:
-    """Until a condition holds that no signal tells of: looked at in each pass of the loop."""
-    async with asyncio.timeout(deadline_s):
-        while not condition():  # noqa: ASYNC110 (one pass, no time)
-            await asyncio.sleep(0)

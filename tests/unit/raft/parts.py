@@ -24,6 +24,10 @@ from horae_storage.memory_log import MemoryRaftLog
 
 ROSTER = b"roster "
 
+LARGE_ENTRIES = [bytes([number]) * 20_000 for number in range(200)]
+SHORT_TAIL = LogLimits(tail_bytes=1 << 20, tail_entries=20)
+"""Of a log that keeps the last of those entries only, once they are durable."""
+
 
 def roster_entry(roster: Roster) -> bytes:
     """An entry that makes these the members; its index is that of the log."""
@@ -302,6 +306,12 @@ class Cluster:
             self.machines[node_id] = self.machines[node_id].crash()
         self.role_changed.set()
 
+    async def end(self) -> list[BaseException]:
+        """Stop what runs. What was fatal to any node meanwhile."""
+        for raft in list(self.nodes.values()):
+            await raft.stop()
+        return self.errors
+
     async def leader(self, deadline_s: float = 10) -> str:
         """The one that leads, once its term's first entry is applied."""
         async with asyncio.timeout(deadline_s):
@@ -313,6 +323,10 @@ class Cluster:
                             return node_id
                 self.role_changed.clear()
                 await self.role_changed.wait()
+
+    def other_than(self, node_id: str) -> str:
+        """Another one that runs."""
+        return next(other for other in self.nodes if other != node_id)
 
     async def propose(self, *entries: bytes) -> list[object]:
         leader = self.nodes[await self.leader()]
@@ -334,6 +348,13 @@ class Cluster:
     async def wait_all_hold(self, entries: list[bytes]) -> None:
         for node_id in self.nodes:
             await self.machines[node_id].wait_for(lambda machine: machine.entries == entries)
+
+
+async def wait_until(condition: Callable[[], bool], deadline_s: float = 10) -> None:
+    """Until a condition holds that no signal tells of: looked at in each pass of the loop."""
+    async with asyncio.timeout(deadline_s):
+        while not condition():  # noqa: ASYNC110 (one pass, no time)
+            await asyncio.sleep(0)
 
 
 def post(callback: Callable[[], None]) -> None:

@@ -20,8 +20,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     made = Cluster(tmp_path)
     await made.start()
     yield made
-    for raft in made.nodes.values():
-        await raft.stop()
+    await made.end()
 
 
 async def test_13_proposals_of_a_leader_that_is_cut_off_end_as_unknown(cluster: Cluster) -> None:
@@ -149,7 +148,7 @@ async def test_a_failed_disk_ends_the_node(cluster: Cluster) -> None:
 
 async def test_a_full_disk_is_waited_out(cluster: Cluster) -> None:
     leader_id = await cluster.leader()
-    follower = next(node_id for node_id in cluster.nodes if node_id != leader_id)
+    follower = cluster.other_than(leader_id)
     cluster.nodes[follower]._on_log_failure(StorageFull("no room"))
     assert cluster.errors == []
     await cluster.propose(b"x")

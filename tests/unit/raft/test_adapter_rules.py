@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from pysyncobj import FAIL_REASON
-from tests.unit.raft.parts import Cluster
+from tests.unit.raft.parts import LARGE_ENTRIES, Cluster, wait_until
 
 from horae_node.errors import NotApplied
 from horae_node.raft.port import ENTRY_BYTES_MAX, LogLimits, SnapshotInfo
@@ -29,15 +29,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
     made = Cluster(tmp_path, limits=TAIL)
     await made.start()
     yield made
-    for raft in list(made.nodes.values()):
-        await raft.stop()
-
-
-async def wait_until(condition: Callable[[], bool], deadline_s: float = 10) -> None:
-    """Until a condition holds that no signal tells of: looked at in each pass of the loop."""
-    async with asyncio.timeout(deadline_s):
-        while not condition():  # noqa: ASYNC110 (one pass, no time)
-            await asyncio.sleep(0)
+    await made.end()
 
 
 def house(raft: PySyncObjRaft, *, passes: int = 1) -> int:
@@ -95,10 +87,9 @@ async def test_9_a_snapshot_is_on_disk_before_it_replaces_the_state(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader_id = await cluster.leader()
-    late = next(node_id for node_id in cluster.nodes if node_id != leader_id)
+    late = cluster.other_than(leader_id)
     await cluster.stop(late)
-    big = [bytes([number]) * 20_000 for number in range(200)]
-    await cluster.propose(*big)
+    await cluster.propose(*LARGE_ENTRIES)
     cluster.machines[leader_id].commit()
     await wait_until(lambda: house(cluster.nodes[leader_id]) > 100)
     synced: set[int] = set()
@@ -120,7 +111,7 @@ async def test_9_a_snapshot_is_on_disk_before_it_replaces_the_state(
 
     machine.install_snapshot = installed  # type: ignore[method-assign]
     await cluster.start(late)
-    await machine.wait_for(lambda machine: machine.entries == big)
+    await machine.wait_for(lambda machine: machine.entries == LARGE_ENTRIES)
     assert found == [(True, True)], "and so is the note that a restart needs"
 
 
@@ -129,7 +120,7 @@ async def test_9_a_snapshot_is_on_disk_before_it_replaces_the_state(
 
 async def test_13_a_follower_takes_no_proposal_and_passes_none_on(cluster: Cluster) -> None:
     leader_id = await cluster.leader()
-    follower = next(raft for node_id, raft in cluster.nodes.items() if node_id != leader_id)
+    follower = cluster.nodes[cluster.other_than(leader_id)]
     with pytest.raises(NotApplied) as refused:
         follower.propose(b"no")
     assert refused.value.code == "no_leader"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 from tests.unit.raft.messages import answer
-from tests.unit.raft.parts import Cluster
+from tests.unit.raft.parts import Cluster, wait_until
 from tests.unit.raft.script import Script
 
 
@@ -42,10 +41,10 @@ async def test_the_status_tells_of_each_peer(tmp_path: Path) -> None:
     await cluster.start()
     leader_id = await cluster.leader()
     expected = {node_id: (1, 2) if node_id == "n2" else (1, 1) for node_id in cluster.nodes if node_id != leader_id}
-    told: dict[str, object] = {}
-    async with asyncio.timeout(10):
-        while None in told.values() or not told:
-            await asyncio.sleep(0)
-            told = {node_id: peer.known_versions for node_id, peer in cluster.nodes[leader_id].status().peers.items()}
-    assert told == expected
+
+    def told() -> dict[str, object]:
+        return {node_id: peer.known_versions for node_id, peer in cluster.nodes[leader_id].status().peers.items()}
+
+    await wait_until(lambda: None not in told().values())
+    assert told() == expected
     await cluster.stop()
