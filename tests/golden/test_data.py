@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
 from tests.golden.make_data import CLUSTER, NODE, TERM, described, open_applier, replay
-from tests.helpers.cluster import clean_environ, command, make_nodes
+from tests.helpers.cluster import make_nodes
+from tests.helpers.refusal import REFUSED, run_node
 
 from horae_node.core.invariants import check_invariants
 from horae_node.core.tables import META
@@ -25,7 +25,6 @@ from horae_storage.raft_log import LmdbRaftLog
 
 DATA = Path(__file__).parent / "data"
 VERSIONS = sorted(path.name for path in DATA.iterdir())
-REFUSED = 2
 
 
 def open_log(directory: Path) -> LmdbRaftLog:
@@ -105,14 +104,7 @@ def test_what_a_newer_build_wrote_stops_the_node_in_one_line(tmp_path: Path, new
     node.write_config([node], cluster=CLUSTER)
     shutil.copytree(DATA / "v1", node.data_dir)
     newer(node.data_dir)  # type: ignore[operator]
-    done = subprocess.run(
-        command("node", "--config", str(node.config_path)),
-        capture_output=True,
-        text=True,
-        env=clean_environ(),
-        timeout=60,
-        check=False,
-    )
+    done = run_node(node)
     assert done.returncode == REFUSED, done
     assert "Traceback" not in done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("horae: ")]

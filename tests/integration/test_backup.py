@@ -10,35 +10,18 @@ from typing import Any
 
 import pytest
 from tests.helpers.api import Api
-from tests.helpers.cluster import Cluster, NodeProcess, clean_environ, command, make_nodes, running_cluster
+from tests.helpers.cluster import Cluster, NodeProcess, make_nodes, running_cluster
+from tests.helpers.refusal import require_refusal, run_command
 
 from horae_storage import snapshot
 
 pytestmark = pytest.mark.cluster
 
 NEW = "second"
-SECONDS = 60
 
 
 async def horae(*args: str) -> subprocess.CompletedProcess[str]:
-    return await asyncio.to_thread(
-        subprocess.run,
-        command(*args),
-        capture_output=True,
-        text=True,
-        env=clean_environ(),
-        timeout=SECONDS,
-        check=False,
-    )
-
-
-def require_refusal(done: subprocess.CompletedProcess[str], code: int, *words: str) -> None:
-    assert done.returncode == code, done
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("horae: "), lines
-    for word in words:
-        assert word in lines[0], lines
+    return await asyncio.to_thread(run_command, *args)
 
 
 async def submit(api: Api, job_id: str, **keys: Any) -> None:
@@ -70,7 +53,7 @@ async def test_a_new_cluster_of_three_from_a_backup_goes_on_where_the_old_one_wa
         done = await horae("backup", str(file), "--url", follower.url)
         assert done.returncode == 0, done
         assert "checked" in done.stdout
-        require_refusal(await horae("backup", str(file), "--url", follower.url), 2, str(file), "--force")
+        require_refusal(await horae("backup", str(file), "--url", follower.url), str(file), "--force")
         assert (await horae("backup", str(file), "--url", follower.url, "--force")).returncode == 0
         await submit(api, "afterwards")
     assert snapshot.verify(file).cluster == "test"
@@ -116,22 +99,22 @@ async def test_a_restore_refuses_what_it_should(tmp_path: Path) -> None:
     async with running_cluster(tmp_path / "first", 1) as first:
         await submit(first.api, "kept")
         assert (await horae("backup", str(file), "--url", first.nodes[0].url)).returncode == 0
-        require_refusal(await horae("backup", str(tmp_path / "x"), "--url", "http://127.0.0.1:9"), 3, "no node")
+        require_refusal(await horae("backup", str(tmp_path / "x"), "--url", "http://127.0.0.1:9"), "no node", code=3)
         assert not (tmp_path / "x").exists()
     target = tmp_path / "new"
     to_target = ("--data", str(target), "--node-id", "n1", "--cluster")
-    require_refusal(await horae("restore", str(file), *to_target, "test"), 2, "another name")
-    require_refusal(await horae("restore", str(file), *to_target, "not a name"), 2, "cluster")
+    require_refusal(await horae("restore", str(file), *to_target, "test"), "another name")
+    require_refusal(await horae("restore", str(file), *to_target, "not a name"), "cluster")
     broken = bytearray(file.read_bytes())
     broken[len(broken) // 2] ^= 1
     (tmp_path / "broken").write_bytes(broken)
     (tmp_path / "short").write_bytes(file.read_bytes()[:-1])
     for name in ("broken", "short"):
-        require_refusal(await horae("restore", str(tmp_path / name), *to_target, NEW), 2, f"{name} is no backup that")
+        require_refusal(await horae("restore", str(tmp_path / name), *to_target, NEW), f"{name} is no backup that")
     assert not target.exists()
     target.mkdir()
     (target / "something").write_text("")
-    require_refusal(await horae("restore", str(file), *to_target, NEW), 2, "not empty")
+    require_refusal(await horae("restore", str(file), *to_target, NEW), "not empty")
 
 
 async def test_the_log_is_cut_at_a_word(tmp_path: Path) -> None:
@@ -160,13 +143,13 @@ async def test_a_survivor_becomes_a_cluster_of_one(tmp_path: Path) -> None:
         if node is not survivor:
             shutil.rmtree(node.data_dir)
     require_refusal(
-        await horae("node", "recover", "--config", str(survivor.config_path), "--yes-i-lose"), 2, "members", "alone"
+        await horae("node", "recover", "--config", str(survivor.config_path), "--yes-i-lose"), "members", "alone"
     )
     survivor.write_config([survivor])
     recover = ("node", "recover", "--config", str(survivor.config_path))
     asked = await horae(*recover)
     assert "LOST" in asked.stdout
-    require_refusal(asked, 1, "nothing was changed", "--yes-i-lose")
+    require_refusal(asked, "nothing was changed", "--yes-i-lose", code=1)
     told = await horae(*recover, "--yes-i-lose")
     assert told.returncode == 0, told
     assert "n1, n2, n3" in told.stdout
@@ -184,12 +167,5 @@ async def test_a_survivor_becomes_a_cluster_of_one(tmp_path: Path) -> None:
 
 def test_a_directory_that_never_ran_is_not_recovered(tmp_path: Path) -> None:
     node = make_nodes(tmp_path, ["n1"])[0]
-    done = subprocess.run(
-        command("node", "recover", "--config", str(node.config_path), "--yes-i-lose"),
-        capture_output=True,
-        text=True,
-        env=clean_environ(),
-        timeout=SECONDS,
-        check=False,
-    )
-    require_refusal(done, 2, "nothing to recover")
+    done = run_command("node", "recover", "--config", str(node.config_path), "--yes-i-lose")
+    require_refusal(done, "nothing to recover")

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 from tests.helpers.api import LOST_ANSWER
-from tests.helpers.cluster import Cluster, NodeProcess, clean_environ, command, make_nodes, poll, running_cluster
+from tests.helpers.cluster import Cluster, NodeProcess, make_nodes, poll, running_cluster
+from tests.helpers.refusal import require_refusal, run_node
 
 pytestmark = pytest.mark.cluster
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 DISK_MIB = 128
 """Room for what a node reserves and for what it wants to see free; the rest is filled by the test."""
-REFUSED = 2
 FATAL = 1
 
 
@@ -85,12 +85,7 @@ async def test_a_full_disk_at_the_first_start_is_one_line(small_disk: Path) -> N
     node = make_nodes(small_disk, ["n1"])[0]
     ballast = fill(small_disk)
     os.truncate(ballast, ballast.stat().st_size - (6 << 20))  # for a directory, not for a state and a log
-    done = await asyncio.to_thread(run_refused, node)
-    assert done.returncode == FATAL, done
-    lines = done.stderr.splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("horae: ")
-    assert "no room on the disk" in lines[0]
+    require_refusal(await asyncio.to_thread(run_node, node), "no room on the disk", code=FATAL)
 
 
 async def test_a_sync_that_fails_ends_the_node_and_loses_nothing(tmp_path: Path) -> None:
@@ -136,17 +131,6 @@ async def test_a_sync_that_fails_ends_the_node_and_loses_nothing(tmp_path: Path)
         await cluster.wait_ready()
 
 
-def run_refused(node: NodeProcess) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command("node", "--config", str(node.config_path)),
-        capture_output=True,
-        text=True,
-        env=clean_environ(),
-        timeout=60,
-        check=False,
-    )
-
-
 def zero_every_page(path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(2 * PAGE_BYTES)
@@ -189,10 +173,4 @@ async def test_damage_on_a_stopped_node_refuses_the_start_in_one_line(
     node = make_nodes(tmp_path, ["n1"])[0]
     shutil.copytree(killed.data_dir, node.data_dir)
     damage(node.data_dir / name)
-    done = await asyncio.to_thread(run_refused, node)
-    assert done.returncode == REFUSED, done
-    lines = [line for line in done.stderr.splitlines() if line.startswith("horae: ")]
-    assert done.stderr.splitlines() == lines, done.stderr
-    assert len(lines) == 1
-    assert str(node.data_dir / name) in lines[0]
-    assert "damaged" in lines[0]
+    require_refusal(await asyncio.to_thread(run_node, node), str(node.data_dir / name), "damaged")

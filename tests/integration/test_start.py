@@ -7,43 +7,17 @@ import contextlib
 import ctypes
 import os
 import socket
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.helpers.cluster import HOST, Cluster, NodeProcess, clean_environ, command, make_nodes, poll
+from tests.helpers.cluster import HOST, Cluster, NodeProcess, make_nodes, poll
+from tests.helpers.refusal import require_refusal, run_node
 
 pytestmark = pytest.mark.cluster
 
-REFUSED = 2
-REFUSAL_SECONDS = 60
 PR_CAPBSET_DROP = 24
 CAP_DAC_OVERRIDE = 1
-
-
-def run_node(node: NodeProcess, before: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run it to its end, which must come by itself. `before` runs in the child, before the node."""
-    return subprocess.run(
-        command("node", "--config", str(node.config_path)),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        env=clean_environ(),
-        timeout=REFUSAL_SECONDS,
-        check=False,
-        preexec_fn=before,
-    )
-
-
-def require_refusal(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    """Exit code 2, and one line on standard error with each of the words, after what was logged at most."""
-    assert done.returncode == REFUSED, done
-    lines = [line for line in done.stderr.splitlines() if " info joining " not in line]
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("horae: "), lines
-    for word in words:
-        assert word in lines[0], lines
 
 
 @pytest.fixture
