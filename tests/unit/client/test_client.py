@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import itertools
 import re
-import socket
 import threading
 import uuid
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ import msgspec
 import pytest
 from aiohttp import web
 from tests.helpers.fake_server import FakeServer, problem
+from tests.helpers.loopback import free_port, listening
 
 from horae import AsyncClient, Beat, Client, Ending, Failure, Job, NewJob, errors, wire
 from horae.client import url_list
@@ -22,13 +22,6 @@ from horae.jobs import Claim
 from horae.nodes import base_url
 from horae.transport import Transport
 from horae.trouble import Trouble
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 async def test_a_submit_makes_its_own_id_and_reads_back(server: FakeServer, client: AsyncClient) -> None:
@@ -162,9 +155,7 @@ async def test_what_is_no_horae_node_is_told_as_such(server: FakeServer, client:
         await writer.drain()
         writer.close()
 
-    other = await asyncio.start_server(speak, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}"
-    async with other, AsyncClient(url) as astray:
+    async with listening(speak) as url, AsyncClient(url) as astray:
         with pytest.raises(errors.RequestError, match="does not speak HTTP"):
             await astray.submit("hello")
 
@@ -441,9 +432,7 @@ async def test_a_long_poll_that_is_cut_was_no_trouble_before() -> None:
         asked.set()
 
     trouble = Trouble(lambda why, seconds, reached: told.append((seconds, reached)), first_seconds=0, again_seconds=60)
-    listening = await asyncio.start_server(cut, "127.0.0.1", 0)
-    async with listening:
-        url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    async with listening(cut) as url:
         transport = Transport([url], trouble=trouble, now=lambda: clock[0])
         calling = asyncio.create_task(transport.call("POST", "/v1/claims", b"", deadline=104.8, wait_seconds=20))
         async with asyncio.timeout(20):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple
 
@@ -51,6 +52,13 @@ class Node:
             method, URL(self.url + path, encoded=True), data=data, headers=named, allow_redirects=False
         ) as response:
             return Got(response.status, response.headers, await response.read())
+
+    async def open_claim(self, claim: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The connection of a claim that was sent over it; closing it is hanging up."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.running.port)
+        body = msgspec.json.encode(claim)
+        writer.write(b"POST /v1/claims HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        return reader, writer
 
 
 StartNode = Callable[..., Awaitable[Node]]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
 from tests.helpers.fake_service import FakeService, job_view
+from tests.helpers.loopback import free_port, listening
 from tests.unit.http.conftest import Node, StartNode
 
 from horae_node.errors import NotApplied, OutcomeUnknown
@@ -45,17 +45,8 @@ class Rude:
 @pytest.fixture
 async def rude() -> AsyncIterator[Rude]:
     rude = Rude()
-    server = await asyncio.start_server(rude.serve, "127.0.0.1", 0)
-    rude.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    yield rude
-    server.close()
-
-
-def _free_url() -> str:
-    """An address that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+    async with listening(rude.serve) as rude.url:
+        yield rude
 
 
 async def test_a_follower_hands_on_the_whole_request(leader: Node, follower: Node) -> None:
@@ -130,7 +121,7 @@ async def test_a_leader_that_refuses_the_connection_is_waited_past(start_node: S
                 self.url = leader.url
             return await super().wait_for_leader(timeout_ms)
 
-    node = await start_node(Learns(leads=False, leader_url=_free_url()))
+    node = await start_node(Learns(leads=False, leader_url=f"http://127.0.0.1:{free_port()}"))
     got = await node.send("POST", "/v1/jobs", {"task": "t"})
     assert got.status == 201
     assert leader.service.names() == ["submit"]
@@ -206,9 +197,7 @@ async def test_an_unknown_outcome_of_the_leader_is_said(leader: Node, follower: 
 
 async def test_a_caller_that_hangs_up_on_a_follower_cancels_at_the_leader(leader: Node, follower: Node) -> None:
     leader.service.gate = asyncio.Event()
-    _, writer = await asyncio.open_connection("127.0.0.1", follower.running.port)
-    body = msgspec.json.encode(CLAIM)
-    writer.write(b"POST /v1/claims HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    _, writer = await follower.open_claim(CLAIM)
     await leader.service.entered.wait()
     writer.close()
     await asyncio.wait_for(leader.service.cancelled.wait(), 10)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.helpers.loopback import free_port, listening
 
 from horae_http import line as module
 from horae_http.line import Broken, Late, Lines, NotSent
@@ -50,10 +51,8 @@ class Peer:
 @pytest.fixture
 async def peer() -> AsyncIterator[Peer]:
     peer = Peer()
-    server = await asyncio.start_server(peer.serve, "127.0.0.1", 0)
-    peer.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    yield peer
-    server.close()
+    async with listening(peer.serve) as peer.url:
+        yield peer
 
 
 @pytest.fixture
@@ -119,12 +118,8 @@ async def test_half_an_answer_is_broken(peer: Peer, lines: Lines) -> None:
 
 
 async def test_nobody_there_is_not_sent(lines: Lines) -> None:
-    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    server.close()
-    await server.wait_closed()
     with pytest.raises(NotSent):
-        await lines.ask(f"http://127.0.0.1:{port}", REQUEST, 10)
+        await lines.ask(f"http://127.0.0.1:{free_port()}", REQUEST, 10)
 
 
 async def test_more_than_the_most_connections_is_not_sent(
@@ -148,13 +143,11 @@ async def test_a_cancelled_caller_closes_the_connection(peer: Peer, lines: Lines
 
 async def test_another_leader_gets_other_connections(peer: Peer, lines: Lines) -> None:
     other = Peer()
-    server = await asyncio.start_server(other.serve, "127.0.0.1", 0)
-    other.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     peer.answers, other.answers = [OK], [OK.replace(b"ok", b"no")]
-    assert (await lines.ask(peer.url, REQUEST, 10)).body == b"ok"
-    assert (await lines.ask(other.url, REQUEST, 10)).body == b"no"
-    await asyncio.wait_for(peer.closed.wait(), 10)
-    server.close()
+    async with listening(other.serve) as other.url:
+        assert (await lines.ask(peer.url, REQUEST, 10)).body == b"ok"
+        assert (await lines.ask(other.url, REQUEST, 10)).body == b"no"
+        await asyncio.wait_for(peer.closed.wait(), 10)
 
 
 async def test_what_waits_for_an_old_leader_is_broken_when_there_is_a_new_one(peer: Peer, lines: Lines) -> None:

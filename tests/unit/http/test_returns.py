@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.helpers.fake_service import FakeService, claimed_job, job_view
+from tests.helpers.loopback import listening
 from tests.unit.http.conftest import Node, StartNode
 
 from horae import wire
@@ -194,16 +195,12 @@ def _length_of(head: bytes) -> int:
 @pytest.fixture
 async def crossing() -> AsyncIterator[Crossing]:
     leader = Crossing()
-    server = await asyncio.start_server(leader.serve, "127.0.0.1", 0)
-    leader.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    yield leader
-    server.close()
+    async with listening(leader.serve) as leader.url:
+        yield leader
 
 
 async def claim_and_hang_up(node: Node, leader: Crossing, claim: dict[str, object]) -> None:
-    _, writer = await asyncio.open_connection("127.0.0.1", node.running.port)
-    body = msgspec.json.encode(claim)
-    writer.write(b"POST /v1/claims HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    _, writer = await node.open_claim(claim)
     await asyncio.wait_for(leader.claimed.wait(), 10)
     writer.close()
 
@@ -231,9 +228,7 @@ async def test_a_node_that_leads_by_then_takes_them_back_itself(start_node: Star
     service = FakeService("f", leads=False, leader_url=crossing.url)
     service.stored = {"a": job_view("a"), "b": job_view("b")}
     node = await start_node(service)
-    _, writer = await asyncio.open_connection("127.0.0.1", node.running.port)
-    body = msgspec.json.encode(CLAIM)
-    writer.write(b"POST /v1/claims HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    _, writer = await node.open_claim(CLAIM)
     await asyncio.wait_for(crossing.claimed.wait(), 10)
     service.leads = True
     writer.close()

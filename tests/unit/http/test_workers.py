@@ -58,13 +58,21 @@ async def test_a_wrong_claim_is_named(node: Node, body: object, pointer: str) ->
 
 async def test_a_claimer_that_hangs_up_cancels_its_claim(node: Node) -> None:
     node.service.gate = asyncio.Event()
-    reader, writer = await asyncio.open_connection("127.0.0.1", node.running.port)
-    body = msgspec.json.encode(CLAIM)
-    writer.write(b"POST /v1/claims HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    reader, writer = await node.open_claim(CLAIM)
     await node.service.entered.wait()
     writer.close()
     await asyncio.wait_for(node.service.cancelled.wait(), 10)
     assert await reader.read() == b""
+
+
+async def require_given_back(request: object) -> None:
+    """A grant that is to answer this request cannot be written, and goes back."""
+    answer = Answer(200, b"application/json", b"{}")
+    delivery = answer.delivery = FakeDelivery(wire.ClaimAnswer([claimed_job()]))
+    await answer.prepare(request)  # type: ignore[arg-type]
+    with pytest.raises(ConnectionResetError):
+        await answer.write_eof()
+    assert delivery.given_back.is_set()
 
 
 class _Gone:
@@ -75,12 +83,7 @@ class _Gone:
 
 
 async def test_a_grant_that_cannot_be_written_is_given_back() -> None:
-    answer = Answer(200, b"application/json", b"{}")
-    delivery = answer.delivery = FakeDelivery(wire.ClaimAnswer([claimed_job()]))
-    await answer.prepare(_Gone())  # type: ignore[arg-type]
-    with pytest.raises(ConnectionResetError):
-        await answer.write_eof()
-    assert delivery.given_back.is_set()
+    await require_given_back(_Gone())
 
 
 async def test_a_grant_is_given_back_when_the_hang_up_is_known_to_the_system_only(node: Node) -> None:
@@ -96,12 +99,7 @@ async def test_a_grant_is_given_back_when_the_hang_up_is_known_to_the_system_onl
         transport = writer.transport
 
     assert not writer.transport.is_closing()
-    answer = Answer(200, b"application/json", b"{}")
-    delivery = answer.delivery = FakeDelivery(wire.ClaimAnswer([claimed_job()]))
-    await answer.prepare(Going())  # type: ignore[arg-type]
-    with pytest.raises(ConnectionResetError):
-        await answer.write_eof()
-    assert delivery.given_back.is_set()
+    await require_given_back(Going())
     writer.close()
     assert await reader.read() == b""
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.helpers.loopback import free_port
 
 from horae_node.config import NodeConfig, load_config
 from horae_node.errors import ConfigError
@@ -15,13 +16,6 @@ from horae_node.surroundings import require_surroundings
 from horae_node.voters import VOTERS_FILE
 from horae_storage.directory import open_directory
 from horae_storage.errors import DirectoryInUse, ForeignDirectory
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def config_of(data_dir: Path, ids: tuple[str, ...] = ("n1", "n2", "n3"), **flags: str) -> NodeConfig:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-import socket
 from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import msgpack
+from tests.helpers.loopback import free_ports
 
 from horae_node.clock import SystemClock
 from horae_node.raft.port import LogLimits, Member, Roster, SnapshotInfo, Timing
@@ -360,14 +360,3 @@ async def wait_until(condition: Callable[[], bool], deadline_s: float = 10) -> N
 def post(callback: Callable[[], None]) -> None:
     """The loop's next pass: how a log that syncs by itself reaches its owner."""
     asyncio.get_running_loop().call_soon(callback)
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from tests.unit.raft.parts import free_ports
+from tests.helpers.loopback import free_ports
 
 from horae_node.clock import ManualClock, SystemClock
 from horae_node.core.decide.members import MEMBERS_MAX
