@@ -41,6 +41,18 @@ def make(server: FakeServer, *, task: str | None = None, **options: Any) -> Work
     return worker
 
 
+def hanging(worker: Worker, task: str) -> asyncio.Event:
+    """A handler of this task that never returns; set once one runs."""
+    started = asyncio.Event()
+
+    @worker.task(task)
+    async def hang() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    return started
+
+
 # ---------------------------------------------------------------- running
 
 
@@ -428,13 +440,7 @@ async def test_an_attempt_past_its_timeout_is_stopped(server: FakeServer) -> Non
 async def test_a_cancel_request_cancels_the_handler_and_the_job(server: FakeServer) -> None:
     server.lease_seconds = 1.0
     worker = make(server)
-    started = asyncio.Event()
-    threaded = threading.Event()
-
-    @worker.task("async")
-    async def asynchronous() -> None:
-        started.set()
-        await asyncio.Event().wait()
+    started, threaded = hanging(worker, "async"), threading.Event()
 
     @worker.task("thread")
     def in_thread(ctx: Context) -> None:
@@ -544,13 +550,7 @@ async def test_after_the_grace_the_rest_is_handed_back_not_counted(server: FakeS
 
 async def test_a_second_stop_does_not_wait_for_the_grace(server: FakeServer) -> None:
     worker = make(server, grace_seconds=3600)
-    started = asyncio.Event()
-
-    @worker.task("hang")
-    async def hang() -> None:
-        started.set()
-        await asyncio.Event().wait()
-
+    started = hanging(worker, "hang")
     job_id = server.add("hang")
     serve = asyncio.ensure_future(worker.serve())
     await started.wait()
@@ -563,13 +563,7 @@ async def test_a_second_stop_does_not_wait_for_the_grace(server: FakeServer) -> 
 
 async def test_signals_stop_it(server: FakeServer) -> None:
     worker = make(server, grace_seconds=3600)
-    started = asyncio.Event()
-
-    @worker.task("hang")
-    async def hang() -> None:
-        started.set()
-        await asyncio.Event().wait()
-
+    started = hanging(worker, "hang")
     job_id = server.add("hang")
     serve = asyncio.ensure_future(worker.serve(signals=True))
     await started.wait()
@@ -596,13 +590,7 @@ async def test_a_grant_that_crosses_the_stop_goes_back(server: FakeServer) -> No
 
 async def test_cancelling_serve_hands_everything_back(server: FakeServer) -> None:
     worker = make(server)
-    started = asyncio.Event()
-
-    @worker.task("hang")
-    async def hang() -> None:
-        started.set()
-        await asyncio.Event().wait()
-
+    started = hanging(worker, "hang")
     job_id = server.add("hang")
     serve = asyncio.ensure_future(worker.serve())
     await started.wait()
@@ -721,13 +709,7 @@ async def test_a_failure_that_came_too_late_says_so(server: FakeServer, caplog: 
 async def test_a_cancelled_attempt_is_no_failure(server: FakeServer, caplog: pytest.LogCaptureFixture) -> None:
     server.lease_seconds = 1.0
     worker = make(server)
-    started = asyncio.Event()
-
-    @worker.task("long")
-    async def long() -> None:
-        started.set()
-        await asyncio.Event().wait()
-
+    started = hanging(worker, "long")
     job_id = server.add("long")
     with caplog.at_level("INFO", logger="horae"):
         async with serving(worker):
