@@ -27,10 +27,14 @@ def file(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def open_kind(kind: str, fd: int, done: Done) -> FileSync:
+def open_best(fd: int, done: Done, *, watched: bool = True) -> FileSync:
     loop = asyncio.get_running_loop()
-    watch = Watch(loop.add_reader, loop.remove_reader) if kind == "kernel" else None
-    sync = open_sync(fd, done, loop.call_soon_threadsafe, watch)
+    watch = Watch(loop.add_reader, loop.remove_reader) if watched else None
+    return open_sync(fd, done, loop.call_soon_threadsafe, watch)
+
+
+def open_kind(kind: str, fd: int, done: Done) -> FileSync:
+    sync = open_best(fd, done, watched=kind == "kernel")
     if kind == "kernel" and not isinstance(sync, KernelSync):
         sync.close()
         pytest.skip("SKIPPED FOR WANT OF THE KERNEL: no asynchronous sync here")
@@ -42,20 +46,13 @@ def open_kind(kind: str, fd: int, done: Done) -> FileSync:
 @pytest.mark.parametrize("kind", ["kernel", "thread"])
 def test_each_is_told_once(kind: str, loop: str, file: int) -> None:
     async def run() -> None:
-        told: list[OSError | None] = []
-        ended = asyncio.Event()
-
-        def done(error: OSError | None) -> None:
-            told.append(error)
-            ended.set()
-
-        sync = open_kind(kind, file, done)
+        told: asyncio.Queue[OSError | None] = asyncio.Queue()
+        sync = open_kind(kind, file, told.put_nowait)
         for number in range(1, 50):
             os.pwrite(file, b"x" * 1000, number * 1000)
-            ended.clear()
             sync.begin()
-            await asyncio.wait_for(ended.wait(), 30)
-            assert told == [None] * number
+            assert await asyncio.wait_for(told.get(), 30) is None
+            assert told.empty()
         sync.close()
         sync.close()
 
@@ -65,21 +62,15 @@ def test_each_is_told_once(kind: str, loop: str, file: int) -> None:
 
 @pytest.mark.parametrize("kind", ["kernel", "thread"])
 async def test_one_that_was_waited_for_is_not_told_again(kind: str, file: int) -> None:
-    told: list[OSError | None] = []
-    ended = asyncio.Event()
-
-    def done(error: OSError | None) -> None:
-        told.append(error)
-        ended.set()
-
-    sync = open_kind(kind, file, done)
+    told: asyncio.Queue[OSError | None] = asyncio.Queue()
+    sync = open_kind(kind, file, told.put_nowait)
     for _ in range(50):
         sync.begin()
         assert sync.finish() is None
         assert sync.finish() is None
     sync.begin()
-    await asyncio.wait_for(ended.wait(), 30)
-    assert told == [None]
+    assert await asyncio.wait_for(told.get(), 30) is None
+    assert told.empty()
     sync.close()
 
 
@@ -124,8 +115,7 @@ def mount(*arguments: str) -> bool:
 
 async def test_a_machine_of_another_kind_takes_the_thread(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    loop = asyncio.get_running_loop()
-    sync = open_sync(file, lambda error: None, loop.call_soon_threadsafe, Watch(loop.add_reader, loop.remove_reader))
+    sync = open_best(file, lambda error: None)
     assert isinstance(sync, ThreadSync)
     sync.close()
 
@@ -133,9 +123,8 @@ async def test_a_machine_of_another_kind_takes_the_thread(file: int, monkeypatch
 async def test_a_kernel_without_the_call_takes_the_thread(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = file_sync.Calls(100_000, 100_000, 100_000, 100_000)
     monkeypatch.setattr(file_sync, "_CALLS", {platform.machine(): nowhere})
-    loop = asyncio.get_running_loop()
     before = len(os.listdir("/proc/self/fd"))
-    sync = open_sync(file, lambda error: None, loop.call_soon_threadsafe, Watch(loop.add_reader, loop.remove_reader))
+    sync = open_best(file, lambda error: None)
     assert isinstance(sync, ThreadSync)
     assert len(os.listdir("/proc/self/fd")) == before, "the eventfd was closed"
     sync.close()
@@ -143,8 +132,7 @@ async def test_a_kernel_without_the_call_takes_the_thread(file: int, monkeypatch
 
 async def test_a_file_that_cannot_be_synced_takes_the_thread() -> None:
     reader, writer = os.pipe()
-    loop = asyncio.get_running_loop()
-    sync = open_sync(writer, lambda error: None, loop.call_soon_threadsafe, Watch(loop.add_reader, loop.remove_reader))
+    sync = open_best(writer, lambda error: None)
     assert isinstance(sync, ThreadSync)
     sync.begin()
     error = sync.finish()
