@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.conformance.test_snapshots import has_all
 from tests.unit.raft.parts import LARGE_ENTRIES, SHORT_TAIL, Cluster, ListMachine, post, wait_until
 
 from horae_node.errors import NotApplied, OutcomeUnknown
@@ -83,14 +84,7 @@ async def test_a_follower_behind_the_log_catches_up_by_snapshot(cluster: Cluster
     cluster.machines[leader].commit()
     await wait_until(lambda: cluster.nodes[leader].status().first_index > 100)
     await cluster.start(late)
-    await cluster.machines[late].wait_for(lambda machine: machine.entries == LARGE_ENTRIES)
-    assert cluster.nodes[late].status().first_index > 100
-    await cluster.propose(b"after")
-    await cluster.machines[late].wait_for(lambda machine: machine.entries == [*LARGE_ENTRIES, b"after"])
-    await cluster.stop(late)
-    await cluster.start(late)
-    await cluster.propose(b"again")
-    await cluster.machines[late].wait_for(lambda machine: machine.entries == [*LARGE_ENTRIES, b"after", b"again"])
+    await has_all(cluster, late)
 
 
 async def test_a_follower_takes_no_proposal(cluster: Cluster) -> None:

@@ -139,15 +139,21 @@ async def test_an_empty_log_starts_anywhere(disk: Disk) -> None:
     assert disk.open()[1].entries == entries(100, 102)
 
 
-@pytest.mark.parametrize("cut", [1, 3, 4, 5, 6, 9, 10, 11])
-@pytest.mark.parametrize("apart", [True, False])
-async def test_truncate_from(disk: Disk, cut: int, apart: bool) -> None:
+async def open_with_ten(disk: Disk, *, apart: bool) -> RaftLog:
+    """Ten entries in three groups; with `apart` they are durable before what comes next."""
     log, _ = disk.open()
     for first, last in ((1, 3), (4, 9), (10, 10)):
         log.append(entries(first, last))
         log.seal()
     if apart:
         await disk.settle()
+    return log
+
+
+@pytest.mark.parametrize("cut", [1, 3, 4, 5, 6, 9, 10, 11])
+@pytest.mark.parametrize("apart", [True, False])
+async def test_truncate_from(disk: Disk, cut: int, apart: bool) -> None:
+    log = await open_with_ten(disk, apart=apart)
     log.truncate_from(cut)
     log.append(entries(min(cut, 11), 12, 2))
     await disk.settle()
@@ -161,12 +167,7 @@ async def test_truncate_from(disk: Disk, cut: int, apart: bool) -> None:
 @pytest.mark.parametrize("cut", [1, 3, 4, 5, 9, 10, 11, 50])
 @pytest.mark.parametrize("apart", [True, False])
 async def test_truncate_before(disk: Disk, cut: int, apart: bool) -> None:
-    log, _ = disk.open()
-    for first, last in ((1, 3), (4, 9), (10, 10)):
-        log.append(entries(first, last))
-        log.seal()
-    if apart:
-        await disk.settle()
+    log = await open_with_ten(disk, apart=apart)
     log.truncate_before(cut)
     await disk.settle()
     log, state = disk.open()

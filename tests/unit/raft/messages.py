@@ -55,22 +55,27 @@ def beat(serialized: object, term: int = 1) -> dict[str, object]:
 
 
 def leave_behind(led: Script) -> None:
-    """c is cut off, and the log of a begins after what c lacks next."""
+    """c is cut off, and a's state has what c lacks on its disk."""
     led.isolate("c")
     for number in range(30):
         led["a"].propose(b"%d" % number)
     led.run("ab", 200)
     led["a"].machine.commit()
-    led["a"].journal.cut_below(20)
+
+
+def offer_snapshot(script: Script, here: str, there: str, *, first_index: int) -> None:
+    """The one here has a log from that index on only, and sends the other, who is back, its snapshot."""
+    script[here].journal.cut_below(first_index)
+    script[here].give_snapshot()
+    script.rejoin(there)
+    script[here].rewind(there, 3)
+    script[here].send()
 
 
 def far_back(led: Script) -> Script:
     """c is behind the log of a, which has a snapshot for it."""
     leave_behind(led)
-    led["a"].give_snapshot()
-    led.rejoin("c")
-    led["a"].rewind("c", 3)
-    led["a"].send()
+    offer_snapshot(led, "a", "c", first_index=20)
     led.deliver("a", "c")
     assert len(led["c"].installs) == 1
     return led

@@ -316,6 +316,7 @@ def test_16_pieces_that_are_not_written_yet_count_as_in_flight(led: Script) -> N
 
 def test_10_without_a_snapshot_the_leader_sends_one_beat_and_goes_on(led: Script) -> None:
     leave_behind(led)
+    led["a"].journal.cut_below(20)
     led.rejoin("c")
     led["a"].rewind("c", 3)
     led["a"].send()

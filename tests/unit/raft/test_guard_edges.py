@@ -11,7 +11,7 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
-from tests.unit.raft.messages import answer, answers, append, beat, far_back, matched, next_index, piece
+from tests.unit.raft.messages import answer, answers, append, beat, far_back, matched, next_index, offer_snapshot, piece
 from tests.unit.raft.script import Script, ScriptNode
 
 from horae_node.errors import Fatal
@@ -275,11 +275,7 @@ def test_13_proposals_that_an_install_jumped_over_end_as_unknown(led: Script) ->
     led.elect("b", "c")
     led["b"].write(*[b"%d" % number for number in range(20)])
     led.run("bc", 400)
-    led["b"].journal.cut_below(15)
-    led["b"].give_snapshot()
-    led.rejoin("a")
-    led["b"].rewind("a", 3)
-    led["b"].send()
+    offer_snapshot(led, "b", "a", first_index=15)
     led.deliver("b", "a")
     assert led["a"].reasons == {}
     assert led["a"].install()

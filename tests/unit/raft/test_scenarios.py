@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgpack
 import pytest
-from tests.unit.raft.messages import append
+from tests.unit.raft.messages import append, offer_snapshot
 from tests.unit.raft.parts import ListMachine
 from tests.unit.raft.script import Script, ScriptNode
 
@@ -40,11 +40,7 @@ def test_7_s1_a_deposed_leader_does_not_commit_its_own_tail_on_a_snapshot_piece(
     script.elect("b", "c")
     script["b"].write(*numbered("y", 20, 40_000))
     script.run("bc", 400)
-    script["b"].journal.cut_below(15)
-    script["b"].give_snapshot()
-    script.rejoin("a")
-    script["b"].rewind("a", 3)
-    script["b"].send()
+    offer_snapshot(script, "b", "a", first_index=15)
     assert script.deliver("b", "a", 1) == 1
     script.tick("a")
     assert script["a"].machine.entries == []
@@ -122,18 +118,14 @@ def test_8_s5_a_snapshot_that_breaks_off_claims_nothing(script: Script) -> None:
     entries = numbered("y", 20, PIECE_BYTES)
     script["b"].write(*entries)
     script.run("bc", 600)
-    script["b"].journal.cut_below(15)
-    script["b"].give_snapshot()
-    script.rejoin("a")
-    peer = script["b"].core.peers["a"]
-    script["b"].core.next_index[peer] = 3
-    script["b"].send()
+    offer_snapshot(script, "b", "a", first_index=15)
     assert script.deliver("b", "a", 1) == 1
     script.disconnect("a", "b")
     script.connect("a", "b")
     script["b"].send()
     script.deliver("b", "a")
     script.deliver("a", "b")
+    peer = script["b"].core.peers["a"]
     assert script["b"].core.match_index[peer] == 0
     for _ in range(3):
         script.run("abc", 300)
