@@ -115,7 +115,7 @@ async def _serve(config: NodeConfig, node: Node, stop: asyncio.Event) -> None:
     server = await start_server(app, config.http_listen.host, config.http_listen.port)
     _calm_collector()
     log.event("serving", http=config.http_listen, url=config.http_advertise, raft=config.raft_listen)
-    if (len(config.members) > 1 or config.join) and not is_loopback(config.raft_listen.host):
+    if not is_loopback(config.raft_listen.host):
         log.warning("raft_links_in_the_clear", raft=config.raft_listen)
     await stop.wait()
     async with asyncio.TaskGroup() as ending:

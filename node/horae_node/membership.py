@@ -70,7 +70,6 @@ class Membership:
 
         The same again is a repeat. Raises: `Refused` (`conflict`), `NotApplied`, `OutcomeUnknown`.
         """
-        self._require_several()
         known = self._find(member.node_id)
         if known is not None and known != member:
             raise Refused(
@@ -94,7 +93,6 @@ class Membership:
         if standing != "removed":
             self._require_idle(but=node_id)
         if standing == "voter":
-            self._require_several()
             voters = {member.node_id for member in roster.voters} - {node_id}
             if voters:
                 self._require_majority(voters, f"without {node_id}")
@@ -106,7 +104,6 @@ class Membership:
 
     async def move(self, member: Member) -> None:
         """The same node at other addresses. Raises: as `remove`."""
-        self._require_several()
         self._require_known(member.node_id)
         if self._find(member.node_id) != member:
             self._require_idle(but=member.node_id)
@@ -228,14 +225,6 @@ class Membership:
                     f"`horae cluster remove {learner.node_id}`"
                 )
             raise Refused("conflict", f"another change is under way: {learner.node_id} is being added; {way_out}")
-
-    def _require_several(self) -> None:
-        roster = self._raft.roster
-        if not roster.at_index and len(roster.voters) == 1:
-            raise Refused(
-                "conflict",
-                "a node that is a cluster of its own has no wire to others: back it up, and restore the file as three",
-            )
 
     def _require_majority(self, voters: set[str], when: str) -> None:
         """Refuse what would leave the cluster standing still. The nodes that answer are those connected now."""

@@ -31,7 +31,6 @@ from horae_node.leader.upgrade import Upgrade
 from horae_node.membership import Membership
 from horae_node.metrics import Metrics
 from horae_node.proposer import Proposer
-from horae_node.raft.local import LocalRaft
 from horae_node.raft.port import LogLimits, Member, Raft, Roster, Timing
 from horae_node.raft.pysyncobj_adapter import PySyncObjRaft
 from horae_node.service import Finishes, Service
@@ -160,13 +159,9 @@ class Node:
         config, host = self._config, self._host
         limits = LogLimits(tail_bytes=config.log_keep_bytes, tail_entries=config.log_keep_entries)
         raft_log = host.raft_log()
-        book = self._book
-        alone = len(book.members) == 1 and not book.at_index and self._applier.roster is None
-        if alone:
-            return LocalRaft(config.node_id, raft_log, self._applier, members=book.voters, limits=limits)
         return PySyncObjRaft(
             own_id=config.node_id,
-            book=book,
+            book=self._book,
             cluster=config.cluster,
             log=raft_log,
             machine=self._applier,

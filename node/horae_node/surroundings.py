@@ -74,8 +74,7 @@ def _report_other_members(config: NodeConfig) -> None:
 
 def _require_free_ports(config: NodeConfig) -> None:
     _require_free_port("http_listen", config.http_listen)
-    if len(config.members) > 1 or config.join:  # a node alone has nobody to listen to
-        _require_free_port("raft_listen", config.raft_listen)
+    _require_free_port("raft_listen", config.raft_listen)
 
 
 def _require_free_port(key: str, address: Address) -> None:

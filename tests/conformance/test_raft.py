@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 from tests.conformance.test_snapshots import has_all
-from tests.unit.raft.parts import LARGE_ENTRIES, SHORT_TAIL, Cluster, ListMachine, post, wait_until
+from tests.unit.raft.parts import LARGE_ENTRIES, SHORT_TAIL, Cluster, wait_until
 
 from horae_node.errors import NotApplied, OutcomeUnknown
-from horae_node.raft.local import LocalRaft
-from horae_node.raft.port import LogLimits, Raft
+from horae_node.raft.port import LogLimits, Timing
 from horae_storage.memory_log import MemoryRaftLog
 
 
@@ -118,53 +117,58 @@ async def test_a_proposal_that_waits_at_stop_is_unknown(cluster: Cluster) -> Non
 # ---------------------------------------------------------------- one node
 
 
-async def open_local(log: MemoryRaftLog, machine: ListMachine, limits: LogLimits | None = None) -> Raft:
-    raft = LocalRaft("n1", log, machine, limits=limits)
-    await raft.start()
-    return raft
+@pytest.fixture(params=["memory", "tcp"])
+async def lone(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Cluster]:
+    made = Cluster(tmp_path, tcp=request.param == "tcp", size=1)
+    yield made
+    assert await made.end() == []
 
 
-async def test_one_node_applies_in_order_once_it_is_durable() -> None:
-    log, machine = MemoryRaftLog(), ListMachine()
-    raft = await open_local(log, machine)
+async def test_one_node_applies_in_order_once_it_is_durable(lone: Cluster) -> None:
+    lone.logs["n1"] = log = MemoryRaftLog()
+    await lone.start()
+    raft, machine = lone.nodes["n1"], lone.machines["n1"]
+
+    def applied_its_first() -> bool:
+        log.sync()
+        return raft.is_leader and machine.applied_index == raft.status().last_index
+
+    await wait_until(applied_its_first)
     futures = [raft.propose(entry) for entry in numbered(3)]
-    await wait_until(lambda: log.sealed > 1)
+    await wait_until(lambda: log.sealed > log.durable)
     assert machine.entries == []
     log.sync()
     assert await asyncio.gather(*futures) == machine.applied
     assert machine.entries == numbered(3)
     assert await raft.read_barrier() == machine.applied_index
-    await raft.stop()
 
 
-async def test_one_node_has_nobody_to_hand_over_to() -> None:
-    raft = await open_local(MemoryRaftLog(post), ListMachine())
+async def test_one_node_leads_at_once_and_has_nobody_to_hand_over_to(lone: Cluster) -> None:
+    lone.timing = Timing(election_min_ms=3_600_000, election_max_ms=3_600_001)
+    await lone.start()
+    raft = lone.nodes[await lone.leader()]
     assert not await raft.hand_over("n2")
     assert raft.roster.at_index == 0
     assert raft.is_leader
-    await raft.stop()
 
 
-async def test_one_node_restarts_from_disk() -> None:
-    log, machine = MemoryRaftLog(post), ListMachine()
-    raft = await open_local(log, machine)
-    await asyncio.gather(*[raft.propose(entry) for entry in numbered(10)])
-    term = raft.term
-    await raft.stop()
-    machine = machine.crash()
-    raft = await open_local(log.crash(), machine)
-    await raft.propose(b"after")
-    assert machine.entries == [*numbered(10), b"after"]
-    assert raft.term > term
-    await raft.stop()
+async def test_one_node_restarts_from_disk(lone: Cluster) -> None:
+    await lone.start()
+    await lone.propose(*numbered(10))
+    term = lone.nodes["n1"].term
+    await lone.stop()
+    await lone.start()
+    await lone.propose(b"after")
+    assert lone.machines["n1"].entries == [*numbered(10), b"after"]
+    assert lone.nodes["n1"].term > term
 
 
-async def test_one_node_cuts_its_log_below_the_durable_state() -> None:
-    log, machine = MemoryRaftLog(post), ListMachine()
-    raft = await open_local(log, machine, limits=LogLimits(tail_entries=10))
-    await asyncio.gather(*[raft.propose(entry) for entry in numbered(50)])
+async def test_one_node_cuts_its_log_below_the_durable_state(lone: Cluster) -> None:
+    lone.limits = LogLimits(tail_entries=10)
+    await lone.start()
+    await lone.propose(*numbered(50))
+    raft = lone.nodes["n1"]
     assert raft.status().first_index == 1
-    machine.commit()
-    await raft.propose(b"after")
-    assert raft.status().first_index > 30
-    await raft.stop()
+    lone.machines["n1"].commit()
+    await lone.propose(b"after")
+    await wait_until(lambda: raft.status().first_index > 30)

@@ -95,7 +95,10 @@ async def standing(cluster: Cluster, node: NodeProcess) -> str | None:
 
 async def join(cluster: Cluster, name: str) -> NodeProcess:
     """Start a new node, and wait until it counts."""
-    node = cluster.new_node(name)
+    return await take_in(cluster, cluster.new_node(name))
+
+
+async def take_in(cluster: Cluster, node: NodeProcess) -> NodeProcess:
     cluster.start(node)
     cluster.nodes.append(node)
 
@@ -103,7 +106,7 @@ async def join(cluster: Cluster, name: str) -> NodeProcess:
         assert node.alive, node.log_text()[-4000:]
         return await standing(cluster, node) == "voter"
 
-    await poll(f"{name} counts", counts)
+    await poll(f"{node.name} counts", counts)
     await cluster.wait_ready([node])
     return node
 
@@ -166,6 +169,24 @@ async def test_three_grow_to_five_and_shrink_back_under_load(cluster: Cluster) -
     await load.end(cluster)
     assert {await standing(cluster, node) for node in (four, five)} == {"voter"}
     await finish(cluster, *leaving)
+
+
+async def test_one_grows_to_three_under_load_and_loses_its_first(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, 1) as cluster:
+        first = cluster.nodes[0]
+        second, third = cluster.new_node("n2"), cluster.new_node("n3")
+        load = Load([node.url for node in (first, second, third)])
+        await load.progress()
+        await take_in(cluster, second)
+        await take_in(cluster, third)
+        await load.progress()
+        cluster.kill(first)
+        await load.progress()
+        cluster.start(first)
+        await cluster.wait_ready([first])
+        await load.end(cluster)
+        await cluster.finish()
+        assert cluster.check_logs() == []
 
 
 async def test_a_dead_node_is_replaced_and_learns_of_it_when_it_comes_back(cluster: Cluster) -> None:
@@ -289,7 +310,11 @@ async def test_a_survivor_and_a_backup_begin_anew_whoever_the_members_were(clust
     assert [(it["node"], it["standing"]) for it in view["members"]] == [("n4", "voter")]
     async with AsyncClient([four.url]) as client:
         assert (await client.job("kept")).id == "kept"
-    await cluster.stop(four)
+    cluster.nodes[:] = [four]
+    shutil.rmtree(cluster.nodes[0].home.parent / "n2")
+    await join(cluster, "n1-again")
+    await join(cluster, "n2")
+    await cluster.stop_all()
     with contextlib.closing(LmdbStore(restored / "state")) as store:
         assert views.read_members(store.txn) == {}
         assert check_invariants(store.txn) == []

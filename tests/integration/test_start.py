@@ -153,9 +153,10 @@ async def test_a_join_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> N
     """Its name and its cluster's may be what is to be mended: neither may be written down by then."""
     async with Cluster(tmp_path, 1) as cluster:
         joining = cluster.new_node("n2")
-        require_refusal(await asyncio.to_thread(run_node, joining), "the cluster refuses this node", "of its own")
-        assert not joining.data_dir.exists()
         text = joining.config_path.read_text()
+        joining.config_path.write_text(f'{text}http_advertise = "{cluster.nodes[0].url}"\n')
+        require_refusal(await asyncio.to_thread(run_node, joining), "the cluster refuses this node", "n1 has the URL")
+        assert not joining.data_dir.exists()
         joining.config_path.write_text(text.replace('cluster = "test"', 'cluster = "prod2"'))
         require_refusal(await asyncio.to_thread(run_node, joining), "'prod2'", 'set cluster = "test"')
         assert not joining.data_dir.exists()

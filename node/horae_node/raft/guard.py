@@ -812,8 +812,8 @@ class Guard:
         if self._pre_vote_won:
             self._pre_vote_won = False
             return
-        if core.election_deadline >= now:
-            return
+        if core.others and core.election_deadline >= now:
+            return  # who is the only voter has nobody to wait for
         # Or a node that reaches no majority would name, and send its callers to, a leader that is long gone.
         core.forget_leader()
         if not self._may_stand():

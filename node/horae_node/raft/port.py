@@ -1,7 +1,7 @@
 """The consensus port: what the rest of the node knows of Raft.
 
-Two implementations pass `tests/conformance/test_raft.py`: `pysyncobj_adapter.PySyncObjRaft` (three or five nodes) and
-`local.LocalRaft` (one node: the log is the cluster). Both run on the owner's asyncio loop and call back on it only.
+`pysyncobj_adapter.PySyncObjRaft` implements it; `tests/conformance/test_raft.py` holds it to the contract, with one
+node and with three. It runs on the owner's asyncio loop and calls back on it only.
 """
 
 from __future__ import annotations

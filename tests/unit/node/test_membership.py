@@ -213,11 +213,6 @@ async def test_a_full_disk_is_no_successor() -> None:
     assert node.raft.handed_to == []
 
 
-async def test_a_node_alone_is_told_what_to_do_instead() -> None:
-    node = await OneNode().open()
-    assert "cluster of its own" in str(await refusal(node.membership.add(N4)))
-
-
 @pytest.mark.parametrize(
     ("keys", "pointer"),
     [

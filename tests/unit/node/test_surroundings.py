@@ -82,10 +82,11 @@ def test_http_port_in_use(tmp_path, taken):
         require_surroundings(config_of(tmp_path / "d", http_listen=f"127.0.0.1:{taken}"))
 
 
-def test_raft_port_in_use_matters_only_with_peers(tmp_path, taken):
+@pytest.mark.parametrize("members", [("n1",), ("n1", "n2", "n3")])
+def test_raft_port_in_use_is_refused(tmp_path, taken, members):
+    """Also for a node alone: others may be added to it while it runs."""
     with pytest.raises(ConfigError, match=f"raft_listen 127.0.0.1:{taken} cannot be used"):
-        require_surroundings(config_of(tmp_path / "d", raft_listen=f"127.0.0.1:{taken}"))
-    require_surroundings(config_of(tmp_path / "alone", ("n1",), raft_listen=f"127.0.0.1:{taken}"))
+        require_surroundings(config_of(tmp_path / "d", members, raft_listen=f"127.0.0.1:{taken}"))
 
 
 @pytest.mark.parametrize("key", ["http_listen", "raft_listen"])
