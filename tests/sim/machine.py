@@ -176,6 +176,8 @@ class Machine:
         """The members as its node last wrote them down."""
         self.gone = False
         """Broken for good: nobody starts it again."""
+        self._again = False
+        """Somebody wants it to run, though it is about to stop."""
         self.on_entry: Callable[[Life, int, EntryOutcome], None]
         self.on_leader: Callable[[Life, int], None]
         self.on_broken: Callable[[Life, BaseException], None]
@@ -189,8 +191,10 @@ class Machine:
         return life if life is not None and life.started and not life.process.paused else None
 
     def start(self) -> None:
-        """Begin a life, unless there is one."""
+        """Begin a life, unless there is one; after one that was told to stop, as soon as that has ended."""
+        self._again = self._again or self.life is not None
         if self.life is None and not self.gone:
+            self._again = False
             self.lives += 1
             self.life = Life(self, self.lives)
             self.life.begin()
@@ -213,6 +217,7 @@ class Machine:
         """As a supervisor stops it: the node is asked, and ends in its own time."""
         life = self.life
         if life is not None and life.started:
+            self._again = False
             self.world.after(0, life.process, self._stop, life)
 
     def _stop(self, life: Life) -> None:
@@ -230,6 +235,8 @@ class Machine:
         if self.life is life:
             self.crash(power=False)
             self.on_ended(self, "stopped")
+            if self._again:
+                self.start()
 
     def on_fatal(self, life: Life, error: BaseException) -> None:
         """The node ends by itself: right after an injected disk error, else a broken promise."""

@@ -126,3 +126,18 @@ def test_wrong_clocks_beside_an_absent_node_neither_stop_time_nor_hurry_it(stage
         assert -200 <= ahead_ms <= AHEAD_MS
     stage.network.mend_all()
     stage.run(30 * SECOND)
+
+
+def test_who_is_wanted_again_before_it_has_stopped_comes_back(stage: Stage) -> None:
+    """A supervisor's start of a process that is about to stop: it was paused when it was told to."""
+    slow = stage.followers[0]
+    assert slow.life is not None
+    before = slow.life
+    before.process.pause()
+    slow.stop()
+    stage.run(SECOND)
+    slow.start()
+    before.process.resume()
+    stage.run(5 * SECOND)
+    assert slow.running is not None
+    assert slow.running is not before
