@@ -17,7 +17,16 @@ import msgpack
 from tests.sim.world import SECOND, Handle, Process, World
 
 from horae_node.raft.port import Roster
-from horae_node.raft.transport import DEAD_S, HELLO_TIMEOUT_S, PING_S, REDIAL_MAX_S, REDIAL_MIN_S, Message, Receiver
+from horae_node.raft.transport import (
+    ASK_S,
+    DEAD_S,
+    HELLO_TIMEOUT_S,
+    PING_S,
+    REDIAL_MAX_S,
+    REDIAL_MIN_S,
+    Message,
+    Receiver,
+)
 
 CHECK_EVERY: Final = 97
 """Each so many-th message goes through the real encoding, and must come out as what is delivered."""
@@ -116,9 +125,14 @@ class Network:
         for connection in self._connections.values():
             if end.own_id in connection.nodes and connection.over:
                 self._tell_over(connection, connection.other(end.own_id))  # of an earlier life: unknown here now
-        for other in self.ids:
-            if end.own_id < other and other in end.known:
+        self._reach(end, end.known)
+
+    def _reach(self, end: SimTransport, others: set[str]) -> None:
+        for other in sorted(others):
+            if end.own_id < other:
                 self._in(end.own_id, 0, self._dial, end, other, REDIAL_MIN_S)
+            else:
+                self.ask_later(end, other)
 
     def closed(self, end: SimTransport, *, silently: bool = False) -> None:
         """The process or its transport is gone; `silently`: no packet says so."""
@@ -223,6 +237,7 @@ class Network:
             return
         there = self.ends.get(other)
         if self._cuts[own, other] or self._cuts[other, own] or there is None or own not in there.known:
+            self._tell_stranger(end, other)
             self._dial_later(end, other, wait_s)
             return
         connection = Connection(own, other)
@@ -231,6 +246,24 @@ class Network:
         connection.arrived_us[other] = self.world.now_us + delay_us
         self._in(other, delay_us, self._accept, connection)
         self._in(own, int(HELLO_TIMEOUT_S * SECOND), self._give_up_hello, connection, end, wait_s)
+
+    def ask_later(self, end: SimTransport, other: str) -> None:
+        """Of one with a smaller id, who should dial: does it know us?"""
+        if other not in end.asking:
+            end.asking.add(other)
+            self._in(end.own_id, int(ASK_S * SECOND), self._ask, end, other)
+
+    def _ask(self, end: SimTransport, other: str) -> None:
+        end.asking.discard(other)
+        if self.ends.get(end.own_id) is end and other in end.known and other not in end.links:
+            self._tell_stranger(end, other)
+            self.ask_later(end, other)
+
+    def _tell_stranger(self, end: SimTransport, other: str) -> None:
+        """A hello is refused by who does not know us; but the roster in it is read."""
+        there = self.ends.get(other)
+        if there is not None and not self._cuts[end.own_id, other] and end.book.at_index:
+            self._in(other, self._draw_us(), there.hear_of, end.own_id, end.book)
 
     def _accept(self, connection: Connection) -> None:
         """Runs in the acceptor's process: the hello is there, an older connection of the pair goes."""
@@ -263,9 +296,7 @@ class Network:
 
     def peers_changed(self, end: SimTransport, before: set[str]) -> None:
         """Dial whom it knows now, drop whom it knows no more; one that was removed is told."""
-        for other in sorted(end.known - before):
-            if end.own_id < other:
-                self._in(end.own_id, 0, self._dial, end, other, REDIAL_MIN_S)
+        self._reach(end, end.known - before)
         for other in sorted(before - end.known):
             connection = end.links.get(other)
             if connection is not None:
@@ -300,6 +331,7 @@ class SimTransport:
         self.known = set(network.ids) - {own_id}
         self.removed: frozenset[str] = frozenset()
         self.book = Roster(0, ())
+        self.asking: set[str] = set()
         self._queued: dict[str, list[Message]] = {}
         self._receiver: Receiver
         self._count = 0
@@ -361,12 +393,18 @@ class SimTransport:
         if there is not None and there.book.at_index:
             self._receiver.on_book(there.book)
 
+    def hear_of(self, stranger: str, book: Roster) -> None:
+        if self.network.ends.get(self.own_id) is self and book.introduces(stranger, self.own_id, self.book.at_index):
+            self._receiver.on_book(book)
+
     def went_down(self, connection: Connection) -> None:
         other = connection.other(self.own_id)
         if self.links.get(other) is connection:
             del self.links[other]
             self._queued.pop(other, None)
             self._receiver.on_connection(other, False)
+            if other < self.own_id and other in self.known:
+                self.network.ask_later(self, other)
 
     def take(self, connection: Connection, messages: list[Message]) -> None:
         other = connection.other(self.own_id)

@@ -24,6 +24,8 @@ FOUND: dict[int, str] = {
     709: "cluster time stood still while an honest node was away and another's clock lagged: jobs stayed pending",
     749: "of three clocks heard of five the middle one was a liar's: a job started early",
     821: "cluster time stood still, then jumped: a delay ended early",
+    9001465: "a node all of whose known peers had left was never found by those that stayed: a majority of one too few",
+    9001833: "the same, of a node that was connected to one follower and cut from all the others it knew",
     700042: "a leader restarted in an outage lags by it (see README.md): allowed for, and by no more",
 }
 """Seeds that found something, and what it was: they must pass now."""

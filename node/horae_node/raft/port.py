@@ -69,6 +69,12 @@ class Roster(NamedTuple):
             return "learner"
         return "removed" if node_id in self.removed else None
 
+    def introduces(self, node_id: str, to: str, than: int) -> bool:
+        """Whether `to` may believe this roster of a stranger, `node_id`: it is newer than what is known there (`than`,
+        the index of that), and both are members by it. A node that was away may know none but nodes that left."""
+        members = {member.node_id for member in self.members}
+        return self.at_index > than and {node_id, to} <= members
+
 
 class SnapshotInfo(NamedTuple):
     """A snapshot file that is complete, synced and checked."""
@@ -248,7 +254,10 @@ class Raft(Protocol):
         ...
 
     def on_fatal(self, callback: Callable[[BaseException], None]) -> None:
-        """Call once when the node must end (failed sync, failed apply, broken invariant). Nothing is sent any more."""
+        """Call once when the node must end (failed sync, failed apply, broken invariant). Nothing is sent any more.
+
+        With `Misfit` when a peer was configured with other members, and this node has nothing of the cluster yet.
+        """
         ...
 
     def on_peer_clock(self, callback: Callable[[str, int], None]) -> None:
