@@ -110,14 +110,14 @@ class Forwarder:
                 if self._service.leading():
                     return await self._serve(route, call)
                 if url is None:
-                    raise NotSent
+                    raise NotSent("the leader is gone")
                 return await self._send(url, passed, claim)
             except NotApplied as error:  # this node led, and no longer does
                 if error.code != "no_leader" or loop.time() + PAUSE_S >= deadline:
                     raise
-            except NotSent:
+            except NotSent as error:
                 if loop.time() + PAUSE_S >= deadline:
-                    raise _no_leader() from None
+                    raise _no_leader(str(error)) from None
             except Broken as error:
                 if not await _may_repeat(route, call) or (extended and loop.time() + PAUSE_S >= deadline):
                     raise OutcomeUnknown(str(error)) from error
@@ -127,7 +127,7 @@ class Forwarder:
 
     async def _wait_for_leader(self, left_s: float) -> str | None:
         if await self._service.wait_for_leader(max(0, round(left_s * 1000))) is None:
-            raise _no_leader()
+            raise _no_leader(f"no leader was found within {LEADER_WAIT_S:g} s")
         return self._service.leader_url()
 
     async def _send(self, url: str, passed: _Passed, claim: Claim | None) -> Answer:
@@ -179,5 +179,6 @@ def _code_of(content: bytes) -> str:
         return ""
 
 
-def _no_leader() -> Failure:
-    return Failure("no_leader", f"no leader was found within {LEADER_WAIT_S:g} s: nothing was done, try again")
+def _no_leader(why: str) -> Failure:
+    """A call may have waited at a leader for long before it was left without one."""
+    return Failure("no_leader", f"{why}: nothing was done, try again")

@@ -40,7 +40,7 @@ class Metrics:
         )
         self._claim = Histogram(
             "horae_claim_seconds",
-            "From a claim's arrival to its jobs (leader; claims that got any).",
+            "From when a claim and a job for it were both there to the grant (leader; claims that got any).",
             buckets=_BUCKETS,
             registry=self._registry,
         )

@@ -44,7 +44,7 @@ class OneNode:
             own=own,
         )
         self.raft = FakeRaft(self.applier)
-        metrics = Metrics(lambda: iter(()))
+        self.metrics = metrics = Metrics(lambda: iter(()))
         self.proposer = Proposer(self.raft, self.clock, metrics.observe_commit_ms, own)
         self.session = LeaderSession(
             node_id="n1",

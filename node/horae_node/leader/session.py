@@ -37,6 +37,9 @@ STAMP_MS = 5000
 """While leases run, the lease clock is written down at least so often: the next leader counts on from there, and what
 had run of a dead worker's lease since then runs again."""
 
+SHORT_WAIT_MS = 5
+"""A claim that waited less is not worth a look at when its job fell due."""
+
 LAST_LOOK_MS = 50
 """How long a claim whose wait is over may still be served when its queue has jobs that are about to be granted."""
 
@@ -355,10 +358,19 @@ class LeaderSession:
             return
         if isinstance(end, tuple):
             if end:
-                self._observe_claim_ms(self._clock.monotonic_ms() - waiter.since_ms)
+                self._observe_claim_ms(self._dispatch_ms(waiter, end))
             waiter.future.set_result(end)
         else:
             waiter.future.set_exception(end)
+
+    def _dispatch_ms(self, waiter: Waiter, grants: Grants) -> int:
+        """How long the first job of a grant and its claim had both been there: what a long poll waits is not the
+        leader's doing."""
+        waited_ms = self._clock.monotonic_ms() - waiter.since_ms
+        if waited_ms < SHORT_WAIT_MS:
+            return waited_ms
+        run = views.run(self._applier.view, grants[0][0])
+        return waited_ms if run is None else max(0, min(waited_ms, self.now_ms() - run.due_ms))
 
     def abandon(self, waiter: Waiter) -> None:
         """The caller hung up: nothing is granted to it any more, and what is under way goes straight back."""

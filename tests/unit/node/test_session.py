@@ -114,6 +114,21 @@ async def test_the_same_claim_id_gets_the_same_jobs() -> None:
     assert [(j.id, j.lease_token) for j in first] == [(j.id, j.lease_token) for j in again]
 
 
+async def test_the_wait_of_a_long_poll_is_no_latency() -> None:
+    node = await OneNode().open()
+    waiting = node.claim()
+    await settle()
+    await node.pass_ms(20_000)
+    await node.submit()
+    await waiting
+    await node.submit()
+    await node.pass_ms(20_000)
+    await node.claim()
+    text = node.metrics.text().decode()
+    assert "horae_claim_seconds_count 2.0" in text
+    assert "horae_claim_seconds_sum 0.0" in text
+
+
 async def test_who_hangs_up_while_parked_is_forgotten() -> None:
     node = await OneNode().open()
     gone = node.claim()
