@@ -25,8 +25,8 @@ MAY_IMPORT: Final = {
     "horae": {"horae"},
 }
 OPEN_TO_ALL: Final = "horae.wire"
-COMMAND_LINE: Final = ("horae_http.cli", "horae.cli")
-"""The one other import of the client by the server: the command mounts the user commands."""
+COMMAND_LINE: Final = ("horae_http.cli", ("horae.cli", "horae.streams"))
+"""The one other import of the client by the server: the command mounts the user commands, and starts as they do."""
 
 HOMES: Final = {
     "pysyncobj": ("horae_node.raft",),
