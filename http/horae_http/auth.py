@@ -12,7 +12,8 @@ from hashlib import sha256
 from hmac import compare_digest
 from typing import Final, NamedTuple
 
-from horae_http.errors import Failure, field_failure
+from horae.wire import FieldError
+from horae_http.errors import Failure
 from horae_node.config import TokenRule
 
 CHALLENGE: Final = b'WWW-Authenticate: Bearer realm="horae"\r\n'
@@ -27,7 +28,8 @@ class Holder(NamedTuple):
     def require_queue(self, queue: str, pointer: str = "") -> None:
         """Raises: `Failure("forbidden")` when the token is held to other queues."""
         if self.queues is not None and queue not in self.queues:
-            raise field_failure("forbidden", pointer, f"the token is not for the queue {queue!r}")
+            why = f"the token is not for the queue {queue!r}"
+            raise Failure("forbidden", f"{pointer}: {why}" if pointer else why, [FieldError(pointer, why)])
 
     def require_all_queues(self) -> None:
         """Raises: `Failure("forbidden")` when the token is held to some queues."""

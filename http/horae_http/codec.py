@@ -241,10 +241,9 @@ def malformed(error: msgspec.DecodeError, body: bytes | Raw, packed: bool) -> Fa
 
 
 def _why_malformed(error: msgspec.DecodeError, body: bytes | Raw, packed: bool) -> str:
-    why = f"is not valid {'MessagePack' if packed else 'JSON'}: {error}"
     if not packed and re.search(rb"\\u[dD][89a-fA-F]", bytes(body)):
-        why += " (a `\\ud800`-like escape must be one of a pair)"
-    return why
+        return "is not valid JSON, probably for a `\\ud800`-like escape that is not one of a pair"
+    return f"is not valid {'MessagePack' if packed else 'JSON'}: {error}"
 
 
 # ---------------------------------------------------------------- opaque values in

@@ -111,8 +111,9 @@ _TYPES: Final = {
     "array": "a list",
     "object": "an object",
     "bytes": "binary",
+    "datetime": "a time such as 2026-11-29T12:00:00Z",
 }
-_UNITS: Final = {"str": " characters", "array": " items", "object": " keys"}
+_UNITS: Final = {"str": "character", "array": "item", "object": "key"}
 _ENUM = re.compile(r"\AInvalid enum value (?P<got>.*)\Z", re.DOTALL)
 _NAME_CHARS_MAX = 100
 
@@ -159,12 +160,17 @@ def _in_words(what: str) -> str:
     if other := _OTHER_TYPE.match(what):
         return f"must be {_types(other['wanted'])}, not {_types(other['got'])}"
     if bound := _BOUND.match(what):
-        unit = _UNITS.get(bound["type"], "") if bound["length"] else ""
-        limit = f"{'at least' if bound['sign'] == '>=' else 'at most'} {bound['limit']}"
-        return f"must be {_types(bound['type'])} of {limit}{unit}"
+        number = bound["limit"].removesuffix(".0")
+        limit = f"{'at least' if bound['sign'] == '>=' else 'at most'} {number}"
+        return f"must be {_types(bound['type'])} of {limit}{_unit(bound['type'], number) if bound['length'] else ''}"
     if items := _BOUND_OF_ITEMS.match(what):
-        return f"must be a list of {items['limit']}{items['number']} items"
+        return f"must be a list of {items['limit']}{items['number']}{_unit('array', items['number'])}"
     return "must be " + what.removeprefix("Expected ") if what.startswith("Expected ") else what
+
+
+def _unit(of_type: str, number: str) -> str:
+    unit = _UNITS.get(of_type, "")
+    return f" {unit}" if not unit or number == "1" else f" {unit}s"
 
 
 def _one_of(field: str, got: str) -> str:

@@ -49,6 +49,14 @@ _STUCK = NotApplied(
 
 _SUBMITS = {SubmitJob}
 
+
+def _too_large(size_bytes: int) -> str:
+    return (
+        f"this takes {size_bytes} bytes as one command, and at most {DATA_BYTES_MAX} fit: send less at once "
+        "(a batch that is not atomic may be as large as a body)"
+    )
+
+
 Result = Outcome | NotApplied | OutcomeUnknown
 
 
@@ -211,7 +219,7 @@ class Proposer:
         begun = size = 0
         for blob in map(codec.pack_command, commands):
             if len(blob) > DATA_BYTES_MAX:
-                raise NotApplied("too_large", f"one command takes {len(blob)} bytes; at most {DATA_BYTES_MAX} fit")
+                raise NotApplied("too_large", _too_large(len(blob)))
             if blobs and size + len(blob) > GATHERED_BYTES_MAX:
                 chunks.append(Chunk(commands[begun : begun + len(blobs)], blobs, size, None))
                 begun += len(blobs)
