@@ -389,7 +389,9 @@ def _refuse_unknown_env(environ: Mapping[str, str]) -> None:
 
 
 def _nearest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
+    """The key that was meant. What all variables begin with makes none of them near."""
+    named = {key.removeprefix(ENV_PREFIX): key for key in known}
+    close = [named[key] for key in difflib.get_close_matches(name.removeprefix(ENV_PREFIX), named, 1)]
     return f": did you mean {close[0]}?" if close else "; the keys are in docs/generated/config.md"
 
 

@@ -113,6 +113,12 @@ def test_an_unknown_variable_is_refused_with_the_nearest():
     assert text == "unknown environment variable HORAE_HEARTBEATS_MS: did you mean HORAE_HEARTBEAT_MS?"
 
 
+@pytest.mark.parametrize("name", ["HORAE_BOGUS", "HORAE_PORT", "HORAE_X"])
+def test_a_variable_that_is_near_to_none_gets_no_guess(name):
+    text = refusal(flags=ONE, environ={name: "5"})
+    assert text == f"unknown environment variable {name}; the keys are in docs/generated/config.md"
+
+
 def test_the_place_of_a_wrong_value_is_named(write):
     path = write("heartbeat_ms = 5\n" + THREE)
     assert refusal(path).startswith(f"{path}: heartbeat_ms: must be a whole number between 10 and 10000, not 5")
