@@ -125,11 +125,12 @@ class Registry:
         self._tasks: dict[str, Task] = {}
 
     def add(self, name: str, handler: Callable[..., Any]) -> Task:
-        """Raises: ValueError when the name is taken or not one."""
+        """Raises: ValueError when the name is taken or not one, TypeError when the handler is a generator function."""
         if not 1 <= len(name) <= 200:
             raise ValueError(f"a task's name has 1 to 200 characters: {name!r}")
         if name in self._tasks:
             raise ValueError(f"task {name!r} is registered twice")
+        _require_no_generator(name, handler)
         task = self._tasks[name] = _inspect(name, handler)
         return task
 
@@ -148,8 +149,22 @@ def _inspect(name: str, handler: Callable[..., Any]) -> Task:
     whole = len(rest) == 1 and rest[0].name == "payload" and rest[0].kind is not rest[0].VAR_KEYWORD
     hint = hints.get("payload") if whole else None
     shape = hint if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or _is_struct(hint)) else None
-    is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+    is_async = _is(inspect.iscoroutinefunction, handler)
     return Task(name, handler, is_async, takes_context, whole, shape)
+
+
+def _require_no_generator(name: str, handler: Callable[..., Any]) -> None:
+    """A call of one runs nothing of it: each attempt would fail with a result that has no JSON form."""
+    if _is(inspect.isgeneratorfunction, handler) or _is(inspect.isasyncgenfunction, handler):
+        raise TypeError(
+            f"task {name!r} is a generator function (it has a yield), and its body would never run: return the result "
+            "instead, and tell what is done so far with context.progress(...)"
+        )
+
+
+def _is(kind: Callable[[Any], bool], handler: Callable[..., Any]) -> bool:
+    """Of this kind, itself or as an object that is called."""
+    return kind(handler) or kind(getattr(handler, "__call__", None))  # noqa: B004
 
 
 def _is_struct(hint: type) -> bool:

@@ -41,6 +41,7 @@ _LAST_WORD_SECONDS = 3.0
 TELL_SECONDS = 5.0
 """A cluster that is away for so long is told of: longer than a fail-over takes, so that those are not."""
 _TELL_AGAIN_SECONDS = 30.0
+_SECOND_SIGNAL = "a second signal (or stop) hands them back at once"
 _AGAIN_WAIT_SECONDS = 1.0
 """A claim's wait after a try that failed: its answer tells soon that the cluster is there again, jobs or not."""
 _REFUSED = (errors.Unauthenticated, errors.Forbidden)
@@ -156,14 +157,14 @@ class Worker:
         handled = (signal.SIGTERM, signal.SIGINT) if signals else ()
         for number in handled:
             loop.add_signal_handler(number, self.stop)
+        session.tell_started()
         life = asyncio.ensure_future(session.live())
         try:
             for _ in range(self._stop_asked):
                 session.stop()
             await asyncio.shield(life)
         except asyncio.CancelledError:
-            session.stop()
-            session.stop()
+            session.hand_back()
             await life
             raise
         finally:
@@ -205,12 +206,15 @@ class _Session:
 
     # ------------------------------------------------------------ its life
 
-    async def live(self) -> None:
-        """Claim until told to stop, then wind down. Raises what made the claiming end by itself."""
+    def tell_started(self) -> None:
+        """Before anything else is told."""
         logs.event(
             logging.INFO, "worker_started", worker=self._worker.name, queues=",".join(self._worker.queues),
             tasks=",".join(self._worker.registry.names()), concurrency=self._worker.concurrency,
         )  # fmt: skip
+
+    async def live(self) -> None:
+        """Claim until told to stop, then wind down. Raises what made the claiming end by itself."""
         self._keeper.start()
         try:
             async with asyncio.TaskGroup() as group:
@@ -237,7 +241,7 @@ class _Session:
             if not claiming.done():
                 claiming.cancel()
                 await asyncio.wait((claiming,))
-        self._stopping.set()
+        self.wind_down()
         return None if claiming.cancelled() else claiming.exception()
 
     async def _finish_or_hand_back(self) -> None:
@@ -442,6 +446,24 @@ class _Session:
     def stop(self) -> None:
         """First call: wind down. Second: at once."""
         if self._stopping.is_set():
-            self._hurry.set()
-            self._changed.set()
+            self.hand_back()
+        else:
+            self.wind_down()
+
+    def hand_back(self) -> None:
+        """Stop without any grace."""
+        self._hurry.set()
+        self._changed.set()
+        self.wind_down()
+
+    def wind_down(self) -> None:
+        """Claim no more. It is told at once: the grace is long for a person who waits."""
+        if self._stopping.is_set():
+            return
         self._stopping.set()
+        grace_seconds = 0 if self._hurry.is_set() else self._worker.grace_seconds
+        waits = bool(self._runs) and grace_seconds > 0
+        logs.event(
+            logging.INFO, "worker_stopping", worker=self._worker.name, jobs=len(self._runs),
+            grace_seconds=f"{grace_seconds:g}", **({"then": _SECOND_SIGNAL} if waits else {}),
+        )  # fmt: skip

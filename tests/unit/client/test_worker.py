@@ -10,8 +10,9 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -561,6 +562,32 @@ async def test_a_second_stop_does_not_wait_for_the_grace(server: FakeServer) -> 
     assert server.jobs[job_id]["ending"] == "release"
 
 
+@pytest.mark.parametrize(
+    ("stops", "told"),
+    [
+        (1, 'jobs=1 grace_seconds=3600 then="a second signal (or stop) hands them back at once"'),
+        (0, "jobs=1 grace_seconds=0"),
+    ],
+)
+async def test_a_stop_is_told_at_once(
+    server: FakeServer, caplog: pytest.LogCaptureFixture, stops: int, told: str
+) -> None:
+    """Before the grace, which is long. A `serve` that is cancelled has none."""
+    worker = make(server, grace_seconds=3600)
+    started = hanging(worker, "hang")
+    server.add("hang")
+    serve = asyncio.ensure_future(worker.serve())
+    await started.wait()
+    with caplog.at_level("INFO", logger="horae"):
+        for _ in range(stops):
+            worker.stop()
+        assert caplog.messages == [f"worker_stopping worker=w {told}"] * stops
+        serve.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await serve
+    assert [line for line in caplog.messages if "stopping" in line] == [f"worker_stopping worker=w {told}"]
+
+
 async def test_signals_stop_it(server: FakeServer) -> None:
     worker = make(server, grace_seconds=3600)
     started = hanging(worker, "hang")
@@ -606,6 +633,27 @@ def test_a_task_is_registered_once() -> None:
     assert worker.queues == ["default", "mail"]
     with pytest.raises(ValueError, match="twice"):
         worker.task("t")(lambda: None)
+
+
+def _yields() -> Iterator[int]:
+    yield 1
+
+
+async def _yields_async() -> AsyncIterator[int]:
+    yield 1
+
+
+class _CalledYields:
+    def __call__(self) -> Iterator[int]:
+        yield 1
+
+
+@pytest.mark.parametrize("handler", [_yields, _yields_async, partial(_yields), _CalledYields()])
+def test_a_generator_function_is_no_handler(handler: Callable[..., Any]) -> None:
+    worker = Worker("http://a")
+    with pytest.raises(TypeError, match=r"task 't' is a generator function .* return the result"):
+        worker.task("t")(handler)
+    assert worker.registry.names() == []
 
 
 def test_a_decorator_needs_no_parentheses() -> None:
@@ -770,7 +818,7 @@ async def test_a_stop_without_a_cluster_is_silent(caplog: pytest.LogCaptureFixtu
         with caplog.at_level("INFO", logger="horae"):
             async with serving(worker):
                 await asyncio.sleep(0)
-    assert [line.split()[0] for line in caplog.messages] == ["worker_started", "worker_stopped"]
+    assert [line.split()[0] for line in caplog.messages] == ["worker_started", "worker_stopping", "worker_stopped"]
 
 
 SHOP = """
@@ -788,7 +836,11 @@ worker.run()
 @pytest.mark.parametrize(
     ("logging", "shown"),
     [
-        ("", r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z info worker_started .* tasks=last .*\n.* worker_stopped .*\n"),
+        (
+            "",
+            r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z info worker_started .* tasks=last .*\n"
+            r".* info worker_stopping .* jobs=1 .*\n.* worker_stopped .*\n",
+        ),
         ("import logging; logging.basicConfig(level=logging.ERROR)", ""),
     ],
 )
