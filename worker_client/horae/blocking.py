@@ -6,15 +6,19 @@ Nothing is decided here. What each call promises in full stands in `client.py`.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import ssl
 import threading
+import weakref
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Any, Self, TypeVar, Unpack
 
 from msgspec import Raw
 
 from horae import wire
-from horae.client import DEADLINE_SECONDS, DEFAULT_URL, AsyncClient, Submitted
+from horae.client import DEADLINE_SECONDS, DEFAULT_URL, AsyncClient, Submitted, disown
 from horae.jobs import Beat, Claim, Ended, Ending, Failure, Job, JobOptions, JobPage, NewJob, Renewal
 from horae.transport import new_event_loop
 from horae.trouble import Trouble
@@ -22,10 +26,65 @@ from horae.trouble import Trouble
 T = TypeVar("T")
 
 
+_CLOSED = "this client is closed"
+_END_SECONDS = 2.0
+"""At the interpreter's end the connections get so long to be closed: it must not hang for them."""
+
+
+class _Home:
+    """The loop of one client, and the thread that runs it until `end`, then closes all that lives on it."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        disown(client)
+        self._client = client
+        self._ended = asyncio.Event()
+        self.loop = new_event_loop()
+        self.thread = threading.Thread(target=self._live, name="horae-client", daemon=True)
+        self.thread.start()
+        _homes.add(self)
+
+    def end(self) -> None:
+        """Ask the thread to end. Never waits and takes no lock: a collection may call it wherever it happens."""
+        with suppress(RuntimeError):  # it has ended, at the interpreter's end
+            self.loop.call_soon_threadsafe(self._ended.set)
+
+    def _live(self) -> None:
+        try:
+            self.loop.run_until_complete(self._until_ended())
+        finally:
+            self.loop.close()
+            _homes.discard(self)
+
+    async def _until_ended(self) -> None:
+        await self._ended.wait()
+        calls = asyncio.all_tasks() - {asyncio.current_task()}
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await self._client.close()
+
+
+_homes: set[_Home] = set()
+"""Those with a thread."""
+_exiting = threading.Event()
+
+
+@atexit.register
+def _end_all() -> None:
+    """A thread that the interpreter takes down with itself leaves its connections open, and aiohttp complains of it."""
+    _exiting.set()
+    homes = list(_homes)
+    for home in homes:
+        home.end()
+    for home in homes:
+        home.thread.join(_END_SECONDS)
+
+
 class Client:
     """The blocking client: as `AsyncClient`, method by method. Threads may share one. Use as `with`, or `close()` it.
 
     Its calls run on the loop of a thread of its own. Never use it on an event loop's thread: that is `AsyncClient`'s.
+    One that is forgotten closes itself, when it is collected or at the interpreter's end.
     """
 
     def __init__(
@@ -41,20 +100,18 @@ class Client:
         self._client = AsyncClient(
             urls, token=token, deadline_seconds=deadline_seconds, connections=connections, tls=tls, trouble=trouble
         )
-        self._loop = new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="horae-client", daemon=True)
-        self._thread.start()
-        self._closed = False
+        self._home = _Home(self._client)
+        # Nothing but this object may refer to itself: the thread knows the home alone.
+        self._ending = weakref.finalize(self, self._home.end)
+        self._ending.atexit = False
+        # No call may come behind the end: nobody would ever answer it.
+        self._handing_on = threading.Lock()
 
     def close(self) -> None:
-        """Drop the connections and end the thread. A second close does nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        """Drop the connections and end the thread; what other threads wait for fails. A second close does nothing."""
+        with self._handing_on:
+            self._ending()
+        self._home.thread.join()
 
     def __enter__(self) -> Self:
         return self
@@ -63,12 +120,17 @@ class Client:
         self.close()
 
     def _run(self, call: Coroutine[Any, Any, T]) -> T:
-        if self._closed:
-            call.close()
-            raise RuntimeError("this client is closed")
-        future = asyncio.run_coroutine_threadsafe(call, self._loop)
+        with self._handing_on:
+            if not self._ending.alive:
+                call.close()
+                raise RuntimeError(_CLOSED)
+            future = asyncio.run_coroutine_threadsafe(call, self._home.loop)
         try:
             return future.result()
+        except CancelledError:
+            if _exiting.is_set():
+                threading.Event().wait()  # in a daemon thread, which ends with the interpreter and has nobody to tell
+            raise RuntimeError(_CLOSED) from None
         except BaseException:
             future.cancel()  # Ctrl-C in the caller must not leave the call running
             raise

@@ -441,6 +441,11 @@ class AsyncClient:
         return await self._transport.call(method, path, body, deadline=until, try_seconds=try_seconds)
 
 
+def disown(client: AsyncClient) -> None:
+    """Whoever calls this will close it: one that is forgotten warns otherwise, as a file does."""
+    client._transport.disown()
+
+
 def url_list(urls: str | Sequence[str]) -> list[str]:
     """Base URLs from a list, or from text with commas or spaces between them. Raises: TypeError for anything else."""
     if isinstance(urls, str):

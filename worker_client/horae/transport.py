@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
+import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
@@ -24,7 +27,9 @@ from horae.wire import Problem
 T = TypeVar("T")
 
 TRY_SECONDS = 5.0
-"""How long one node may be silent before another is asked: above the 2 s that a node itself waits for a leader."""
+"""How long one node may be silent before another is asked: above `LEADER_SECONDS`."""
+LEADER_SECONDS = 2.0
+"""A node without a leader waits so long for one before it says so."""
 CONNECT_SECONDS = 2.0
 """A host that drops packets must not eat the deadline."""
 BODY_BYTES_PER_SECOND = 4 * 1024 * 1024
@@ -33,6 +38,10 @@ RETRY_AFTER_SECONDS = 0.5
 """When a node that cannot serve names no `Retry-After`."""
 MSGPACK = "application/msgpack"
 
+_ON_THE_WAY_SECONDS = 0.5
+"""For that answer to get here."""
+_LOCAL = "consistency=local"
+"""A read that waits for no leader."""
 _TRANSIENT = frozenset({"no_leader", "shutting_down", "outcome_unknown"})
 """Problems of one node or one moment: another node, or a later try, may serve."""
 
@@ -72,11 +81,15 @@ class Refusal(Exception):
 
 
 class _NoAnswer(Exception):
-    """A try that failed below HTTP. `handed_on`: the request may have reached the node. `str` of it is for people."""
+    """A try that failed below HTTP. `handed_on`: the request may have reached the node. `str` of it is for people.
 
-    def __init__(self, why: str, handed_on: bool) -> None:
+    `cut_short`: it ended before a node without a leader would have said so.
+    """
+
+    def __init__(self, why: str, handed_on: bool, *, cut_short: bool = False) -> None:
         super().__init__(why)
         self.handed_on = handed_on
+        self.cut_short = cut_short
 
 
 class _Try(NamedTuple):
@@ -108,12 +121,20 @@ class Transport:
         self._tls = tls
         self._now = now
         self._session: aiohttp.ClientSession | None = None
+        self._forgotten: weakref.finalize[..., Transport] | None = None
+        self._disowned = False
 
     async def close(self) -> None:
         """Drop all connections. A second close does nothing."""
         session, self._session = self._session, None
+        if self._forgotten is not None:
+            self._forgotten.detach()
         if session is not None:
             await session.close()
+
+    def disown(self) -> None:
+        """Somebody else sees to it that this is closed, whatever happens to this object."""
+        self._disowned = True
 
     async def call(
         self,
@@ -200,7 +221,8 @@ class Transport:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise _NoAnswer(f"{node.url}: {_in_words(error)}", False) from error
         except TimeoutError as error:
-            raise _NoAnswer(f"{node.url}: no answer in {seconds:.1f} s", True) from error
+            cut_short = seconds < LEADER_SECONDS + _ON_THE_WAY_SECONDS and not path.endswith(_LOCAL)
+            raise _NoAnswer(f"{node.url}: no answer in {seconds:.1f} s", True, cut_short=cut_short) from error
         except aiohttp.ClientResponseError as error:
             raise Refusal(_foreign(f"{node.url} is no horae node: it does not speak HTTP"), False) from error
         except (aiohttp.ClientError, OSError) as error:
@@ -213,7 +235,35 @@ class Transport:
         self._session = aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
         )
+        if not self._disowned:
+            self._forgotten = weakref.finalize(self, _drop, self._session, connector, asyncio.get_running_loop())
         return self._session
+
+
+def _drop(session: aiohttp.ClientSession, connector: aiohttp.TCPConnector, loop: asyncio.AbstractEventLoop) -> None:
+    """The owner of this session is gone, and did not close it: do it for it, and say so in one line of our own."""
+    session.detach()
+    if loop.is_closed() or _runs_here(loop):
+        _close_now(connector)
+    else:  # another thread's, or one that may run again
+        loop.call_soon_threadsafe(_close_now, connector)
+    words = "an AsyncClient was not closed: use it as `async with AsyncClient(...)`, or call `await client.close()`"
+    warnings.warn(words, ResourceWarning, stacklevel=3)
+
+
+def _runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+def _close_now(connector: aiohttp.TCPConnector) -> None:
+    """Its first step drops the connections; what it then waits for needs nobody. On its loop's thread only."""
+    closing = connector.close()
+    with suppress(StopIteration):
+        closing.send(None)
+    closing.close()
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -262,14 +312,23 @@ class _Past:
     def error(self, heard: bool) -> errors.HoraeError:
         """`heard`: something has answered by HTTP once."""
         if self.perhaps_done and not self._reads:
-            why = f"{self._last}" if self._definite is None else f"{self._last}; before that {self._definite}"
+            before = "" if self._definite is None else f"; before that {self._definite}"
+            why = f"{self._last}{self._hint(heard=True)}{before}"
             detail = f"no answer before the deadline, it may or may not take effect: repeat it with the same id ({why})"
             return errors.made_here("outcome_unknown", 504, "Outcome unknown", detail)
         if self._definite is not None:
             return self._definite
-        where = "" if heard or not self.perhaps_done else " (is that a node's HTTP port?)"
-        why = f"{self._last}{where}"
+        why = f"{self._last}{self._hint(heard)}"
         return errors.Unreachable(f"no node answered before the deadline: {why}", why)
+
+    def _hint(self, heard: bool) -> str:
+        """What the silence may mean, as far as it is known."""
+        hints = []
+        if isinstance(self._last, _NoAnswer) and self._last.cut_short:
+            hints.append(f"a node without a leader takes {LEADER_SECONDS:g} s to say so: give it longer")
+        if self.perhaps_done and not heard:
+            hints.append("is that a node's HTTP port?")
+        return f" ({'; or '.join(hints)})" if hints else ""
 
 
 def _perhaps_done(error: errors.RequestError) -> bool:

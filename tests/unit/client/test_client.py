@@ -142,6 +142,22 @@ async def test_a_read_never_takes_effect(
     assert "take effect" not in str(caught.value)
 
 
+async def test_a_silence_that_a_node_without_a_leader_keeps_is_told_as_such(server: FakeServer) -> None:
+    """It says that it has none after 2 s: a shorter try cannot tell the two."""
+    hint = "a node without a leader takes 2 s to say so: give it longer"
+    port = "is that a node's HTTP port?"
+    server.fault("/v1/jobs/x", "hang")
+    server.fault("/v1/jobs", "hang")
+    server.fault("/v1/cluster", "hang")
+    async with AsyncClient(server.url, deadline_seconds=0.5) as client:
+        with pytest.raises(errors.Unreachable, match=rf"no answer in [0-9.]+ s \({hint}; or {re.escape(port)}\)$"):
+            await client.job("x")
+        with pytest.raises(errors.OutcomeUnknown, match=rf"no answer in [0-9.]+ s \({hint}\)"):
+            await client.submit("hello")
+        with pytest.raises(errors.Unreachable, match=rf"no answer in [0-9.]+ s \({re.escape(port)}\)$"):
+            await client.cluster(local=True)
+
+
 async def test_what_is_no_horae_node_is_told_as_such(server: FakeServer, client: AsyncClient) -> None:
     server.fault("/v1/jobs", web.Response(status=404, text="<html>no</html>", content_type="text/html"))
     with pytest.raises(errors.RequestError, match=f"{server.url} answered 404 with text/html: no horae node"):
