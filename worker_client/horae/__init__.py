@@ -76,4 +76,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME_OF])
+    """What it is for, and what every module has; not what this file itself needs."""
+    return sorted([*_HOME_OF, *(name for name in globals() if name.startswith("__"))])

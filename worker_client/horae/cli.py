@@ -12,7 +12,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import wraps
 from itertools import islice
@@ -30,7 +30,7 @@ from horae.jobs import Job, NewJob
 from horae.leases import BEATS_PER_LEASE
 from horae.nodes import base_url
 from horae.trouble import Trouble
-from horae.wire import JSON_DEPTH_MAX, ClusterView, MemberStanding
+from horae.wire import JSON_DEPTH_MAX, ClusterView, MemberStanding, Problem
 from horae.worker import Worker
 
 EXIT_REFUSED = 1
@@ -88,13 +88,25 @@ class Target:
 
     def _tell(self, why: str | None, seconds: float, reached: bool) -> None:
         if why is None:
-            _say("answered again")
+            show.say("answered again")
         else:
             what = "the cluster does not serve now" if reached else "cannot reach the cluster"
-            _say(f"{what}: {why}; retrying, each call for {self.deadline_seconds:g} s at most")
+            show.say(f"{what}: {why}; retrying, each call for {self.deadline_seconds:g} s at most")
 
     def show(self, job: Job) -> None:
         self.render(job, show.show_job)
+
+    def tell(self, found: Any, words: str) -> None:
+        """Print it as JSON where that was asked for, else these words, a line."""
+        self.render(found, lambda _found: show.print_line(words))
+
+    def refuse(self, problem: Problem) -> NoReturn:
+        """For a command that asks the cluster without a client: end as after a client's call with this answer."""
+        raise errors.error_of(problem)
+
+    def not_reached(self, why: str) -> NoReturn:
+        """The same, without an answer."""
+        raise errors.Unreachable(why)
 
     def render(self, found: Shown, as_text: Callable[[Shown], None]) -> None:
         """Print it as JSON where that was asked for, else as text."""
@@ -104,48 +116,67 @@ class Target:
             as_text(found)
 
 
-def _target_options(command: Command) -> Command:
-    """The options every command has, handed to it as its first argument, a `Target`; and its errors as one line."""
+def deadline_option(default_seconds: float, words: str) -> Callable[[Command], Command]:
+    """`--deadline`, at most so long."""
+    return click.option(
+        "--deadline", type=click.FloatRange(min=0), default=default_seconds, metavar="SECONDS", help=words
+    )
 
-    @_options
-    @wraps(command)
-    def run(urls: tuple[str, ...], token: str | None, deadline: float, as_json: bool, **rest: Any) -> None:
-        _guarded(command, _target(urls, token, as_json, deadline), rest)
 
-    return run  # type: ignore[return-value]
+WHOM = (
+    click.option(
+        "--url",
+        "urls",
+        multiple=True,
+        metavar="URL",
+        help=f"A node's base URL; several with commas, or repeat it. Default: HORAE_URL, else {DEFAULT_URL}.",
+    ),
+    click.option("--token", envvar="HORAE_TOKEN", help="Bearer token. Default: HORAE_TOKEN."),
+)
+"""Whom to ask."""
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_DEADLINE = deadline_option(DEADLINE_SECONDS, f"How long to try, over every retry. Default: {DEADLINE_SECONDS:g}.")
+_EVERY = (*WHOM, _DEADLINE, AS_JSON)
+
+
+def with_target(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Give a command these options, as its first argument, a `Target`; and its errors as one line.
+
+    The flags of a command above it hold where it was given none.
+    """
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def run(
+            urls: tuple[str, ...],
+            token: str | None,
+            deadline: float = DEADLINE_SECONDS,
+            as_json: bool = False,
+            **rest: Any,
+        ) -> None:
+            _guarded(command, _target(urls, token, as_json, deadline), rest)
+
+        return _with_options(run, options)  # type: ignore[return-value]
+
+    return decorate
+
+
+_target_options = with_target(*_EVERY)
 
 
 def _group_options(command: Command) -> Command:
     """The same for a command with others below it, which gets its context first and sees to its own errors."""
 
-    @_options
     @wraps(command)
     def run(ctx: click.Context, urls: tuple[str, ...], token: str | None, deadline: float, as_json: bool) -> None:
         command(ctx, _target(urls, token, as_json, deadline))
 
-    return run  # type: ignore[return-value]
+    return _with_options(run, _EVERY)  # type: ignore[return-value]
 
 
-def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """What every command takes; the flags of a command above it hold where it was given none."""
-    for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-        click.option(
-            "--deadline",
-            type=click.FloatRange(min=0),
-            default=DEADLINE_SECONDS,
-            metavar="SECONDS",
-            help=f"How long to try, over every retry. Default: {DEADLINE_SECONDS:g}.",
-        ),
-        click.option("--token", envvar="HORAE_TOKEN", help="Bearer token. Default: HORAE_TOKEN."),
-        click.option(
-            "--url",
-            "urls",
-            multiple=True,
-            metavar="URL",
-            help=f"A node's base URL; several with commas, or repeat it. Default: HORAE_URL, else {DEFAULT_URL}.",
-        ),
-    ):
+def _with_options(command: Callable[..., Any], options: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+    """With these options, listed in this order."""
+    for option in reversed(options):
         command = option(command)
     return command
 
@@ -170,22 +201,22 @@ def _guarded(command: Callable[..., Any], target: Target, rest: dict[str, Any]) 
     try:
         command(target, **rest)
     except (errors.Invalid, errors.Malformed, errors.TooLarge) as error:
-        _fail(EXIT_USAGE, f"{_in_flags(error)}; correct it and try again")
+        fail(EXIT_USAGE, f"{_in_flags(error)}; correct it and try again")
     except errors.NothingToDo as error:
-        _fail(EXIT_USAGE, str(error))
+        fail(EXIT_USAGE, str(error))
     except errors.NoLeader as error:
-        _fail(EXIT_UNREACHABLE, f"{error}; `horae cluster` shows what each node sees")
+        fail(EXIT_UNREACHABLE, f"{error}; `horae cluster` shows what each node sees")
     except (errors.Unreachable, errors.ShuttingDown) as error:
-        _fail(EXIT_UNREACHABLE, f"{error}; is the cluster up at {', '.join(target.urls)}? (--url, HORAE_URL)")
+        fail(EXIT_UNREACHABLE, f"{error}; is the cluster up at {', '.join(target.urls)}? (--url, HORAE_URL)")
     except errors.OutcomeUnknown as error:
         look = f"`horae job {error.job_id}`, or repeat with --id {error.job_id}" if error.job_id else "`horae jobs`"
-        _fail(EXIT_UNREACHABLE, f"{error}; look with {look}")
+        fail(EXIT_UNREACHABLE, f"{error}; look with {look}")
     except (errors.Unauthenticated, errors.Forbidden) as error:
-        _fail(EXIT_REFUSED, f"{error}; give a token that may (--token, HORAE_TOKEN)")
+        fail(EXIT_REFUSED, f"{error}; give a token that may (--token, HORAE_TOKEN)")
     except errors.HoraeError as error:
-        _fail(EXIT_REFUSED, str(error))
+        fail(EXIT_REFUSED, str(error))
     except ValueError as error:  # a base URL that is none
-        _fail(EXIT_USAGE, str(error))
+        fail(EXIT_USAGE, str(error))
 
 
 def _in_flags(error: errors.RequestError) -> str:
@@ -247,12 +278,12 @@ def submit(target: Target, task: str, wait_seconds: float | None, **given: Any) 
         try:
             submitted = client.submit_job(job)
         except KeyboardInterrupt:
-            _fail(EXIT_INTERRUPTED, f"job {job.id} may have been submitted; look with `horae job {job.id}`")
+            fail(EXIT_INTERRUPTED, f"job {job.id} may have been submitted; look with `horae job {job.id}`")
         found = submitted.job
         if not submitted.created:
-            _say(f"job {found.id} was already there; no second one was made")
+            show.say(f"job {found.id} was already there; no second one was made")
         if wait_seconds is not None:
-            _say(f"job {found.id} is submitted; waiting for it")
+            show.say(f"job {found.id} is submitted; waiting for it")
             found = _wait(client, found, wait_seconds, _LOOK_SECONDS)
     target.show(found)
     if wait_seconds is not None:
@@ -269,7 +300,7 @@ def _new_job(
 ) -> NewJob:
     """With an id from here on, so that it can be told whatever happens."""
     if run_at is not None and delay_seconds is not None:
-        _fail(EXIT_USAGE, "--at and --delay exclude each other; give one")
+        fail(EXIT_USAGE, "--at and --delay exclude each other; give one")
     named = {"run_at": _moment(run_at), "delay_seconds": delay_seconds, "id": job_id or new_id(), **options}
     return NewJob(task=task, payload=_payload(payload), **{key: it for key, it in named.items() if it is not None})
 
@@ -289,16 +320,14 @@ def _wait(client: Client, job: Job, wait_seconds: float, look_seconds: float) ->
             news = show.what_holds_up(was, job)
             if news is not None and news != told:
                 told = news
-                _say(f"job {job.id}: {news}")
+                show.say(f"job {job.id}: {news}")
     except KeyboardInterrupt:
-        _fail(
-            EXIT_INTERRUPTED, f"job {job.id} goes on without you (it was {job.state}); look with `horae job {job.id}`"
-        )
+        fail(EXIT_INTERRUPTED, f"job {job.id} goes on without you (it was {job.state}); look with `horae job {job.id}`")
 
 
 def _exit_by_state(job: Job) -> None:
     if not job.finished:
-        _fail(EXIT_UNFINISHED, f"job {job.id} is still {job.state}; look with `horae job {job.id}`")
+        fail(EXIT_UNFINISHED, f"job {job.id} is still {job.state}; look with `horae job {job.id}`")
     if job.state != "succeeded":
         sys.exit(EXIT_REFUSED)
 
@@ -333,7 +362,9 @@ def cancel(target: Target, job_id: str) -> None:
         found = client.cancel(job_id)
     if not found.finished:
         within = found.lease_seconds / BEATS_PER_LEASE
-        _say(f"job {found.id} is {found.state}: its worker is told at its next heartbeat, within about {within:g} s")
+        show.say(
+            f"job {found.id} is {found.state}: its worker is told at its next heartbeat, within about {within:g} s"
+        )
     target.show(found)
 
 
@@ -385,7 +416,7 @@ def add_member(target: Target, node: str, raft_address: str, http_url: str) -> N
     with target.client() as client:
         found = client.add_member(node, raft_address=raft_address, http_url=http_url)
     if found.connected is False and not target.json:
-        click.echo(
+        show.print_line(
             f"{node} is added, but not reachable at {raft_address}: start it with `join`; until it counts no other "
             f"member can change (`horae cluster remove {node}` takes it back)"
         )
@@ -401,7 +432,8 @@ def add_member(target: Target, node: str, raft_address: str, http_url: str) -> N
 def move_member(target: Target, node: str, raft_address: str, http_url: str) -> None:
     """NODE, with its data, is at other addresses."""
     with target.client() as client:
-        _show_standing(target, client.move_member(node, raft_address=raft_address, http_url=http_url))
+        found = client.move_member(node, raft_address=raft_address, http_url=http_url)
+    target.tell(found, f"{node} is reached at {raft_address} and {http_url} now")
 
 
 @cluster.command("remove")
@@ -420,7 +452,7 @@ def lead(target: Target, node: str) -> None:
     """Hand the lead over to NODE."""
     with target.client() as client:
         view = client.hand_over(node)
-    target.render(view, lambda view: click.echo(f"{view.leader} leads"))
+    target.tell(view, f"{view.leader} leads")
 
 
 _STANDINGS = {
@@ -431,7 +463,7 @@ _STANDINGS = {
 
 
 def _show_standing(target: Target, found: MemberStanding) -> None:
-    target.render(found, lambda found: click.echo(f"{found.node} {_STANDINGS[found.standing]}"))
+    target.tell(found, f"{found.node} {_STANDINGS[found.standing]}")
 
 
 def _show_without_leader(target: Target) -> NoReturn:
@@ -440,9 +472,23 @@ def _show_without_leader(target: Target) -> NoReturn:
         show.print_json({url: {"error": it} if isinstance(it, str) else it for url, it in views.items()})
     else:
         show.show_local_views(views)
-    if all(isinstance(view, str) for view in views.values()):
-        _fail(EXIT_UNREACHABLE, f"no node answers at {', '.join(views)}; is the cluster up? (--url, HORAE_URL)")
-    _fail(EXIT_UNREACHABLE, "no leader: a majority of the nodes must be up and reach each other")
+    fail(EXIT_UNREACHABLE, _why_no_leader(target, views))
+
+
+def _why_no_leader(target: Target, views: dict[str, ClusterView | str]) -> str:
+    """By what each node says of itself. Of several that say that they lead, the one of the last term does."""
+    answered = {url: view for url, view in views.items() if not isinstance(view, str)}
+    if not answered:
+        return f"no node answers at {', '.join(views)}; is the cluster up? (--url, HORAE_URL)"
+    leading = {url: view for url, view in answered.items() if view.role == "leader"}
+    if not leading:
+        return "no leader: a majority of the nodes must be up and reach each other"
+    url, leader = max(leading.items(), key=lambda it: it[1].term)
+    asked = [base_url(url) for url in target.urls]
+    if any(answered[url].node == leader.node for url in asked if url in answered):
+        return f"{leader.node} leads, by its own view, but did not serve: it must reach a majority; try again"
+    reach = "the node asked does" if len(asked) == 1 else "the nodes asked do"
+    return f"{reach} not reach the leader: {leader.node} leads, by its own view; ask it with --url {url}"
 
 
 def _local_views(target: Target) -> dict[str, ClusterView | str]:
@@ -465,7 +511,7 @@ def _local_views(target: Target) -> dict[str, ClusterView | str]:
 
 @main_group.command()
 @click.argument("where", metavar="MODULE:WORKER")
-@_target_options
+@with_target(*WHOM)
 def worker(target: Target, where: str) -> None:
     """Run a worker: the `Worker` that WORKER names in MODULE. Ctrl-C stops it, a second one at once."""
     found = _load_worker(where)
@@ -480,15 +526,15 @@ def worker(target: Target, where: str) -> None:
 def _load_worker(where: str) -> Worker:
     module_name, colon, name = where.partition(":")
     if not colon or not module_name or not name:
-        _fail(EXIT_USAGE, f"{where!r} is not MODULE:WORKER; write it as myapp.tasks:worker")
+        fail(EXIT_USAGE, f"{where!r} is not MODULE:WORKER; write it as myapp.tasks:worker")
     sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        _fail(EXIT_USAGE, f"no module {error.name!r}; run this where it can be imported, or set PYTHONPATH")
+        fail(EXIT_USAGE, f"no module {error.name!r}; run this where it can be imported, or set PYTHONPATH")
     found = getattr(module, name, None)
     if not isinstance(found, Worker):
-        _fail(EXIT_USAGE, f"{where} is no horae Worker; name the variable that holds it")
+        fail(EXIT_USAGE, f"{where} is no horae Worker; name the variable that holds it")
     return found
 
 
@@ -501,11 +547,11 @@ def _payload(text: str | None) -> Any:
     try:
         return msgspec.json.decode(text)
     except RecursionError:
-        _fail(EXIT_USAGE, f"--payload nests deeper than the {JSON_DEPTH_MAX} levels that are allowed")
+        fail(EXIT_USAGE, f"--payload nests deeper than the {JSON_DEPTH_MAX} levels that are allowed")
     except UnicodeEncodeError:
-        _fail(EXIT_USAGE, "--payload is not UTF-8 text")
+        fail(EXIT_USAGE, "--payload is not UTF-8 text")
     except msgspec.DecodeError as error:
-        _fail(EXIT_USAGE, f"--payload is not JSON: {_why_no_json(text, error)}")
+        fail(EXIT_USAGE, f"--payload is not JSON: {_why_no_json(text, error)}")
 
 
 def _why_no_json(text: str, error: msgspec.DecodeError) -> str:
@@ -529,19 +575,16 @@ def _moment(text: str | None) -> datetime | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        _fail(EXIT_USAGE, f"--at {text!r} is not a time; write it as 2026-11-29T12:00:00Z")
+        fail(EXIT_USAGE, f"--at {text!r} is not a time; write it as 2026-11-29T12:00:00Z")
     if moment.tzinfo is None:
-        _fail(EXIT_USAGE, f"--at {text!r} has no offset; add Z for UTC, or +01:00")
+        fail(EXIT_USAGE, f"--at {text!r} has no offset; add Z for UTC, or +01:00")
     return moment
 
 
-# ---------------------------------------------------------------- output
+# ---------------------------------------------------------------- the end
 
 
-def _say(line: str) -> None:
-    print("horae: " + " ".join(line.split()), file=sys.stderr, flush=True)
-
-
-def _fail(code: int, line: str) -> NoReturn:
-    _say(line)
+def fail(code: int, line: str) -> NoReturn:
+    """End with this exit code, after one line on stderr with the next step."""
+    show.say(line)
     sys.exit(code)

@@ -1,7 +1,7 @@
 """Log lines with a stable event name and fields: `lease_lost job_id=… token=…`. No prose, no payloads, no secrets.
 
 (A lease token is no secret: it fences, it does not authenticate.) A line is a line, whatever its fields hold; only a
-traceback stands below its own.
+traceback stands below its own. Control characters are shown, never sent to a terminal (`visible.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import re
 import sys
 from datetime import UTC, datetime
 from typing import Any
+
+from horae import visible
 
 _log = logging.getLogger("horae")
 _BARE = re.compile(r"[A-Za-z0-9_.:/@%+,-]+")
@@ -32,7 +34,7 @@ def event_over(level: int, name: str, text: str | None, /, **fields: Any) -> Non
     """One line, and below it a text of many, such as a traceback."""
     if _log.isEnabledFor(level):
         line = _line(name, fields)
-        _log.log(level, "%s", f"{line}\n{text.rstrip()}" if text else line)
+        _log.log(level, "%s", f"{line}\n{visible.lines(text.rstrip())}" if text else line)
 
 
 def show(logger: str) -> None:
@@ -52,7 +54,7 @@ class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line = f"{moment.replace('+00:00', 'Z')} {record.levelname.lower()} {record.getMessage()}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        return visible.lines(f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line)
 
 
 def _line(name: str, fields: dict[str, Any]) -> str:
@@ -60,4 +62,4 @@ def _line(name: str, fields: dict[str, Any]) -> str:
 
 
 def _value(text: str) -> str:
-    return text if _BARE.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+    return text if _BARE.fullmatch(text) else visible.json_line(json.dumps(text, ensure_ascii=False))

@@ -1,5 +1,6 @@
 """What the commands print: tables on a terminal or in a pipe, and JSON as the contract writes it.
 
+In what is for people, control characters are shown (`visible.py`); JSON is for programs.
 Not here: whom to ask, exit codes, refusals (`cli.py`).
 """
 
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -16,6 +18,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from horae import visible
 from horae.jobs import AttemptError, Job
 from horae.wire import ClusterView
 
@@ -47,6 +50,16 @@ def _console() -> Console:
     return console if console.is_terminal else Console(highlight=False, no_color=True, width=10_000)
 
 
+def say(line: str) -> None:
+    """One line on stderr."""
+    print("horae: " + visible.line(" ".join(line.split())), file=sys.stderr, flush=True)
+
+
+def print_line(line: str) -> None:
+    """One line on stdout."""
+    print(visible.line(line))
+
+
 def print_json(value: Any) -> None:
     """As the contract writes it, times with milliseconds."""
     plain = msgspec.to_builtins(value, builtin_types=(datetime,))
@@ -62,12 +75,18 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> No
     for name in head:
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+        table.add_row(*(cell if isinstance(cell, Text) else _text(cell) for cell in row))
     _print(table)
+
+
+def _text(words: str, style: str = "") -> Text:
+    """Of one line."""
+    return Text(visible.line(words), style=style)
 
 
 def show_job(job: Job) -> None:
     """One job, line by line, what is empty left out."""
+    error = job.last_error
     lines: dict[str, str | Text] = {
         "id": job.id,
         "task": job.task,
@@ -83,14 +102,14 @@ def show_job(job: Job) -> None:
         "payload": _value(job.payload),
         "progress": _value(job.progress),
         "result": _value(job.result) if job.state == "succeeded" else "",
-        "earlier": "\n".join(_error(error) for error in job.errors if error != job.last_error),
-        "last error": _error(job.last_error) if job.last_error is not None else "",
-        "traceback": (job.last_error.traceback or "").rstrip() if job.last_error is not None else "",
+        "earlier": Text("\n".join(visible.line(_error(it)) for it in job.errors if it != error)),
+        "last error": _error(error) if error is not None else "",
+        "traceback": Text(visible.lines((error.traceback or "").rstrip())) if error is not None else "",
     }
     grid = Table.grid(padding=(0, 2))
     for name, line in lines.items():
         if line:
-            grid.add_row(Text(name, style="dim"), line if isinstance(line, Text) else Text(line))
+            grid.add_row(Text(name, style="dim"), line if isinstance(line, Text) else _text(line))
     _print(grid)
 
 
@@ -109,7 +128,7 @@ def _state(job: Job) -> Text:
     text = job.state + (f" ({job.dead_reason})" if job.dead_reason else "")
     if job.cancel_requested and not job.finished:
         text += " (cancel requested)"
-    return Text(text, style=STATE_STYLES.get(job.state, ""))
+    return _text(text, STATE_STYLES.get(job.state, ""))
 
 
 def _error(error: AttemptError) -> str:
@@ -118,7 +137,7 @@ def _error(error: AttemptError) -> str:
 
 
 def _value(value: Any) -> str:
-    return "" if value is None else msgspec.json.encode(value).decode()
+    return "" if value is None else visible.json_line(msgspec.json.encode(value).decode())
 
 
 def _time(moment: datetime | None) -> str:
@@ -136,7 +155,7 @@ def show_jobs(found: Sequence[Job]) -> None:
 def show_cluster(view: ClusterView) -> None:
     """The members as the leader sees them."""
     head = f"cluster {view.cluster}  leader {view.leader or 'none'}  term {view.term}  applied {view.applied_index}"
-    _print(Text(f"{head}  version {view.version}"))
+    _print(_text(f"{head}  version {view.version}"))
     print_table(["node", "role", "standing", "url", "connected", "match", "lag", "skew s"], _member_rows(view))
 
 

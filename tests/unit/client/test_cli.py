@@ -161,6 +161,30 @@ async def test_without_a_leader_each_nodes_own_view_is_shown(server: FakeServer)
     assert (shown[server.url]["term"], shown[gone]) == (7, {"error": "connection refused"})
 
 
+async def test_a_leader_that_the_asked_node_does_not_reach_is_named(server: FakeServer) -> None:
+    async with FakeServer() as leader:
+        old = cluster_view(leader.url, server.url) | {"node": "n1", "role": "leader", "leader": "n1", "term": 6}
+        own = cluster_view(leader.url, "http://127.0.0.1:1") | {"node": "n2", "role": "leader", "leader": "n2"}
+        async with FakeServer() as stale:
+            asked = cluster_view(leader.url, stale.url) | {"node": "n3"}
+            server.fault("/v1/cluster", problem("no_leader", 503), _ok(asked))
+            leader.fault("/v1/cluster", _ok(own))
+            stale.fault("/v1/cluster", _ok(old))
+            got = await run(server, "cluster", "--deadline", "0.3")
+    assert got.exit_code == 3
+    assert "leader n2; n2 sees n3; leader, term 7" in got.stdout
+    does_not = "the node asked does not reach the leader: n2 leads, by its own view"
+    assert got.stderr == f"horae: {does_not}; ask it with --url {leader.url}\n"
+
+
+async def test_a_leader_that_serves_nothing_is_not_said_to_be_elsewhere(server: FakeServer) -> None:
+    view = cluster_view(server.url, "http://127.0.0.1:1") | {"role": "leader", "leader": "n2"}
+    server.fault("/v1/cluster", problem("no_leader", 503), _ok(view))
+    got = await run(server, "cluster", "--deadline", "0.3")
+    words = "n2 leads, by its own view, but did not serve: it must reach a majority; try again"
+    assert (got.exit_code, got.stderr) == (3, f"horae: {words}\n")
+
+
 async def test_no_leader_is_told_with_the_next_step(server: FakeServer) -> None:
     server.fault("/v1/jobs/x", *(problem("no_leader", 503) for _ in range(20)))
     got = await run(server, "job", "x", "--deadline", "0.3")
@@ -258,6 +282,38 @@ async def test_a_job_shows_who_runs_it_and_how_it_failed(server: FakeServer) -> 
         assert words in shown
 
 
+EVIL = "a\x1b]0;title\x07b\x9b31mc\x7f\r\nd\te"
+SHOWN = r"a\x1b]0;title\x07b\x9b31mc\x7f\r\nd\te"
+
+
+async def test_control_characters_are_shown_not_sent(server: FakeServer) -> None:
+    """In all that is for people; JSON is for programs, which get what is there."""
+    error = {**FULL["errors"][1], "type": EVIL, "message": EVIL, "worker": EVIL, "traceback": f"Trace\n\t{EVIL}\n"}
+    said = {"task": EVIL, "queue": EVIL, "worker": EVIL, "tags": {EVIL: EVIL}, "payload": EVIL, "progress": EVIL}
+    job = FULL | said | {"errors": [error | {"attempt": 1}, error], "last_error": error}
+    server.add("t", job_id="x")
+    server.fault("/v1/jobs/x", *(_ok(_view(server.jobs["x"]) | job) for _ in range(2)))
+    shown = (await run(server, "job", "x")).stdout
+    assert [char for char in shown if char != "\n" and not char.isprintable()] == []
+    assert shown.count(SHOWN) == 11, "task, queue, worker, both sides of a tag; type, message and worker of two errors"
+    assert r"\u001b]0;title\u0007b\u009b31mc\u007f" in shown, "a value stays JSON"
+    below = shown[shown.index("Trace") :].splitlines()
+    assert [line.strip() for line in below] == ["Trace", r"a\x1b]0;title\x07b\x9b31mc\x7f\r", "d       e"]
+    assert json.loads((await run(server, "job", "x", "--json")).stdout)["task"] == EVIL
+    server.fault("/v1/jobs", _ok({"jobs": [_view(server.jobs["x"]) | job], "next_cursor": None}))
+    assert SHOWN in (await run(server, "jobs")).stdout
+
+
+async def test_control_characters_of_an_error_and_of_a_member_are_shown(server: FakeServer) -> None:
+    server.fault("/v1/jobs/x", problem("not_found", 404, detail=EVIL))
+    got = await run(server, "job", "x")
+    assert got.stderr == "horae: not_found: a\\x1b]0;title\\x07b\\x9b31mc\\x7f d e\n"
+    server.fault("/v1/cluster", _ok(cluster_view(EVIL, EVIL) | {"cluster": EVIL, "leader": EVIL}))
+    shown = (await run(server, "cluster")).stdout
+    assert shown.count(SHOWN) == 4
+    assert "\x1b" not in shown
+
+
 async def test_no_line_ends_in_blanks(server: FakeServer) -> None:
     server.add("t", job_id="x")
     server.add("t", job_id="a-much-longer-id")
@@ -304,6 +360,11 @@ def test_trouble_is_told_once_and_by_its_kind(capsys: pytest.CaptureFixture[str]
     ]
 
 
+def test_the_worker_takes_no_flag_that_does_nothing() -> None:
+    shown = CliRunner().invoke(main_group, ["worker", "--help"]).stdout
+    assert re.findall(r"--[a-z]+", shown) == ["--url", "--token", "--help"]
+
+
 def test_the_help_names_what_is_below_cluster() -> None:
     shown = " ".join(CliRunner().invoke(main_group, ["--help"]).stdout.split())
     assert "cluster Show the members; add, move, remove one, hand over the lead." in shown
@@ -339,7 +400,12 @@ PLACES = ("--raft", "10.0.0.4:7071", "--http", "http://10.0.0.4:7070")
             {"node": "n4", "standing": "learner", "connected": False},
             "n4 is added, but not reachable at 10.0.0.4:7071: start it with `join`",
         ),
-        (("move", "n4", *PLACES), "/n4", {"node": "n4", "standing": "voter"}, "n4 counts"),
+        (
+            ("move", "n4", *PLACES),
+            "/n4",
+            {"node": "n4", "standing": "voter"},
+            "n4 is reached at 10.0.0.4:7071 and http://10.0.0.4:7070 now\n",
+        ),
         (("remove", "n4"), "/n4", {"node": "n4", "standing": "removed"}, "n4 is a member no more"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 import types
@@ -12,7 +13,8 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from horae import Claim, Client, Worker, backoff, codec, errors, wire
+import horae
+from horae import Claim, Client, Worker, backoff, codec, errors, logs, wire
 from horae.cli import main_group
 from horae.ids import new_id
 from horae.jobs import Beat, Renewal
@@ -214,6 +216,28 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], line: str) 
     assert line in err
     assert err.startswith("horae: ")
     assert err.count("\n") == 1
+
+
+def test_dir_names_what_it_is_for_and_no_more() -> None:
+    names = [name for name in dir(horae) if not name.startswith("__")]
+    assert names == sorted(horae._HOME_OF)
+    assert all(hasattr(horae, name) for name in names)
+
+
+def test_a_log_line_shows_control_characters(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger="horae"):
+        logs.event_over(logging.INFO, "it", "Trace\n\t\x1b[31m\x9b\n", error="\x1b\x9b\x7f\n")
+    assert caplog.messages == ['it error="\\u001b\\u009b\\u007f\\n"\nTrace\n\t\\x1b[31m\\x9b']
+    line = "\x1b[31mred"
+    record = logging.LogRecord("other", logging.INFO, "", 0, line, None, None)
+    try:
+        raise ValueError(line)
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    shown = logs._Formatter().format(record)
+    assert r" info \x1b[31mred" in shown
+    assert shown.endswith("\nValueError: \\x1b[31mred")
+    assert "\x1b" not in shown
 
 
 def test_a_wait_that_swallowed_the_task_is_explained() -> None:
