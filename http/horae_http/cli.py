@@ -115,7 +115,7 @@ def backup(file: Path, urls: tuple[str, ...], token: str | None, force: bool) ->
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--data", "data_dir", type=click.Path(path_type=Path), required=True, help="The directory to be made.")
+@click.option("--data", "data_dir", type=click.Path(path_type=Path), required=True, help="Empty, or yet to be made.")
 @click.option("--node-id", required=True, metavar="NAME", help="Whose it will be.")
 @click.option("--cluster", required=True, metavar="NAME", help="The new cluster's name.")
 def restore(file: Path, data_dir: Path, node_id: str, cluster: str) -> None:

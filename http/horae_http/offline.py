@@ -17,7 +17,7 @@ from horae_node import restore
 from horae_node.clock import SystemClock
 from horae_node.config import NodeConfig
 from horae_node.errors import ConfigError
-from horae_storage.errors import Corrupt, StorageError
+from horae_storage.errors import StorageError
 
 EXIT_REFUSED: Final = 1
 EXIT_USAGE: Final = 2
@@ -43,8 +43,6 @@ def run_restore(file: Path, *, data_dir: Path, node_id: str, cluster: str) -> No
     """`horae restore FILE`."""
     try:
         meta = restore.restore(file, data_dir, cluster=cluster, node_id=node_id, clock=SystemClock())
-    except Corrupt as error:
-        _fail(EXIT_USAGE, f"{file} is no backup that this version can restore ({error}): take another, or an older one")
     except (ConfigError, StorageError) as error:
         _fail(EXIT_USAGE, str(error))
     print(f"{data_dir}: node {node_id} of cluster {cluster}, from {meta.cluster} at entry {meta.last_index}")

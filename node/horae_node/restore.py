@@ -1,6 +1,6 @@
 """The two ways back that need no running node: a new cluster from a backup, and a cluster of one from a survivor.
 
-Both work on a data directory that no node has open. `restore` makes one: the state is the backup's, and the log begins
+Both work on a data directory that no node has open. `restore` fills one: the state is the backup's, and the log begins
 at the very entry that the state ends with, so that every job, token and trigger is what it was, and nothing is done
 twice. `recover` changes one: its node is the only voter from then on. Both forget who the members were: those of the
 configuration count again. Not here: the words for the operator
@@ -9,7 +9,6 @@ configuration count again. Not here: the words for the operator
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,8 +25,8 @@ from horae_node.raft.pysyncobj_journal import ENTRY_NOOP, ENTRY_REGULAR, Journal
 from horae_node.raft.snapshots import InstallNote
 from horae_node.voters import read_voters, write_voters
 from horae_storage import peer_book, snapshot
-from horae_storage.directory import Directory, open_directory
-from horae_storage.files import sync_directory
+from horae_storage.directory import Directory, open_directory, restoring
+from horae_storage.errors import Corrupt, UnknownFormat
 from horae_storage.lmdb_kv import FIRST_STATE, LmdbStore
 from horae_storage.log_port import LogEntry
 from horae_storage.raft_log import LmdbRaftLog
@@ -37,15 +36,15 @@ COMMANDS_PER_COMMIT = 5_000
 
 
 def restore(backup: Path, data_dir: Path, *, cluster: str, node_id: str, clock: Clock) -> snapshot.SnapshotMeta:
-    """Make the data directory of a node of the new cluster `cluster`; what the backup is a copy of.
+    """Make an empty or missing directory that of a node of the new cluster `cluster`; what the backup is a copy of.
 
-    The name appears when the directory is complete and synced; what was begun before a crash is begun anew.
-    Raises: `Corrupt` for a backup that is damaged; `ConfigError` for a directory that holds something, an impossible
-    name or the old cluster's, or a state that this build does not know; `StorageError`.
+    It is a node's when it is complete and synced, and nobody's before; what was begun before a crash is begun anew.
+    Raises: `ConfigError` for a backup that is damaged, an impossible name or the old cluster's, or a state that this
+    build does not know; `DirectoryUnusable` for a directory that holds something; `StorageError`.
     """
     _require_name("node_id", node_id)
     _require_name("cluster", cluster)
-    meta = snapshot.verify(backup)
+    meta = _verify(backup)
     if not KNOWN_VERSIONS.have(meta.machine_version):
         raise ConfigError(
             f"{backup} is of machine version {meta.machine_version}, this build knows {KNOWN_VERSIONS}: "
@@ -56,22 +55,26 @@ def restore(backup: Path, data_dir: Path, *, cluster: str, node_id: str, clock: 
             f"{backup} is of a cluster named {meta.cluster!r}: give the new one another name, or nodes and workers of "
             "the two could meet"
         )
-    if data_dir.exists() and (not data_dir.is_dir() or any(data_dir.iterdir())):
-        raise ConfigError(f"{data_dir} is not empty: a restore makes a new data directory and touches no other")
     try:
-        data_dir.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{data_dir.name}.restoring-", dir=data_dir.parent) as place:
-            made = Path(place) / "data"
-            directory = open_directory(made, cluster, node_id)
-            try:
-                _fill(directory, backup, meta, clock)
-            finally:
-                directory.close()
-            made.replace(data_dir)
-        sync_directory(data_dir.parent)
-    except OSError as error:
-        raise ConfigError(f"{data_dir} cannot be made: {error.strerror}: mend its owner, mode or disk") from error
+        with restoring(data_dir, cluster, node_id) as directory:
+            _fill(directory, backup, meta, clock)
+    except (Corrupt, ConfigError) as error:
+        raise ConfigError(
+            f"what was made of {backup} in {data_dir} cannot be read back, and was removed: the disk fails, or the "
+            "backup holds damage under a right checksum; try another disk, or an older backup"
+        ) from error
     return meta
+
+
+def _verify(backup: Path) -> snapshot.SnapshotMeta:
+    try:
+        return snapshot.verify(backup)
+    except UnknownFormat:
+        raise
+    except Corrupt as error:
+        raise ConfigError(
+            f"{backup} is damaged, cut short or no backup at all: take another one, or an older one"
+        ) from error
 
 
 def _require_name(key: str, name: str) -> None:
@@ -92,7 +95,6 @@ def _fill(directory: Directory, backup: Path, meta: snapshot.SnapshotMeta, clock
     log.close()
     _look(directory, clock)
     _forget_members(directory)
-    directory.mark_initialised()
 
 
 class Survivor(NamedTuple):

@@ -56,7 +56,7 @@ def _require_same_voters(config: NodeConfig) -> None:
         theirs = ", ".join(found)
         raise ConfigError(
             f"members are {', '.join(ids)}, but {config.data_dir} belongs to a cluster of {theirs}: members are "
-            "changed by `horae cluster add` and `remove`; mend members, or choose another data_dir"
+            "changed by `horae cluster add` and `remove`; mend members, or data_dir where it names the wrong one"
         )
 
 

@@ -2,28 +2,49 @@
 
 The identity is written before anything else and a lock is held while the directory is open. Once state and log have
 been made, `mark_initialised` writes that down: from then on a missing one is refused, because a node that forgot its
-vote or its entries can make a cluster forget what it acknowledged. Not here: what the files hold. Next: `lmdb_kv.py`.
+vote or its entries can make a cluster forget what it acknowledged. A restore goes the other way round: its mark comes
+first, the identity last, and between the two no start takes the directory.
+Not here: what the files hold; what counts as empty (`vacancy.py`). Next: `lmdb_kv.py`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from horae_storage import scan
 from horae_storage.errors import REJOIN, DirectoryInUse, DirectoryUnusable, ForeignDirectory
-from horae_storage.files import sweep_temporaries, write_atomically
+from horae_storage.files import (
+    Owner,
+    foreign_owner,
+    give,
+    make_directory,
+    sweep_temporaries,
+    sync_directory,
+    temporary_of,
+    write_atomically,
+)
+from horae_storage.vacancy import (
+    FOLDERS,
+    IDENTITY_NAME,
+    LOCK_NAME,
+    RESTORING_NAME,
+    RUNNING_NAME,
+    content_of,
+    find_remains,
+    find_strange,
+)
 
 FORMAT_VERSION = 1
 
-_IDENTITY_NAME = "identity.json"
-_LOCK_NAME = "lock"
-_RUNNING_NAME = "running"
-_FOLDERS = ("state", "log", "snapshots")
+_IN_THE_WAY = frozenset({errno.ENOTDIR, errno.EEXIST})
+"""Something else stands where the directory would be."""
 
 
 class Directory:
@@ -31,9 +52,8 @@ class Directory:
 
     def __init__(self, path: Path, lock_fd: int, identity: dict[str, Any]) -> None:
         self.path = path
-        self.state = path / "state"
-        self.log = path / "log"
-        self.snapshots = path / "snapshots"
+        self.folders = _folders(path)
+        self.state, self.log, self.snapshots = self.folders
         self._lock_fd: int | None = lock_fd
         self._identity = identity
 
@@ -47,11 +67,14 @@ class Directory:
         """Made at random with the directory: a node that lost its directory cannot pass for the one it was."""
         return str(self._identity["incarnation"])
 
-    def mark_initialised(self) -> None:
-        """Write down, synced, that state and log exist. A second call does nothing. Raises: `DirectoryUnusable`."""
+    def mark_initialised(self, owner: Owner | None = None) -> None:
+        """Write down, synced, that state and log exist; `owner` gets the file. A second call does nothing.
+
+        Raises: `DirectoryUnusable`.
+        """
         if not self.initialised:
             self._identity["initialised"] = True
-            _write_identity(self.path, self._identity)
+            _write_identity(self.path, self._identity, owner)
 
     def require_sound(self) -> None:
         """Walk the log's pages, and the state's too unless the last run ended in order. Forks: before all threads.
@@ -59,7 +82,7 @@ class Directory:
         Raises: `Corrupt`, `DirectoryUnusable`.
         """
         suspects = [*self.log.glob("*.mdb")]
-        if (self.path / _RUNNING_NAME).exists():
+        if (self.path / RUNNING_NAME).exists():
             suspects += sorted(self.state.glob("*.mdb"))[-1:]
         for path in suspects:
             scan.require_sound(path)
@@ -67,13 +90,13 @@ class Directory:
     def begin_run(self) -> None:
         """Say on the disk that a node is at work here, until `end_run`. Raises: `DirectoryUnusable`."""
         try:
-            write_atomically(self.path / _RUNNING_NAME, b"")
+            write_atomically(self.path / RUNNING_NAME, b"")
         except OSError as error:
             raise _unusable(self.path, error) from error
 
     def end_run(self) -> None:
         """State and log were closed in order."""
-        (self.path / _RUNNING_NAME).unlink(missing_ok=True)
+        (self.path / RUNNING_NAME).unlink(missing_ok=True)
 
     def renew_incarnation(self) -> None:
         """Be another directory to every peer that has met this one. Raises: `DirectoryUnusable`."""
@@ -87,15 +110,23 @@ class Directory:
             self._lock_fd = None
 
 
+def _folders(path: Path) -> tuple[Path, Path, Path]:
+    state, log, snapshots = FOLDERS
+    return path / state, path / log, path / snapshots
+
+
 def is_new(path: Path) -> bool:
     """No node has made this directory its own yet. Nothing is touched."""
-    return not (path / _IDENTITY_NAME).exists()
+    return not os.path.exists(path / IDENTITY_NAME)  # unlike Path.exists not an error where it may not look
 
 
 def require_usable(path: Path) -> None:
     """A node could make this directory, which `is_new`, its own; nothing is made. Raises: `DirectoryUnusable`."""
-    _require_unowned(path)
-    place = next(it for it in (path, *path.absolute().parents) if it.exists())
+    try:
+        _require_unowned(path)
+    except OSError as error:
+        raise _unusable(path, error) from error
+    place = next(it for it in (path, *path.absolute().parents) if os.path.exists(it))
     if not place.is_dir():
         raise _unusable(path, NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)))
     if not os.access(place, os.W_OK | os.X_OK):
@@ -108,6 +139,8 @@ def open_directory(path: Path, cluster: str, node_id: str) -> Directory:
     Raises: `ForeignDirectory`, `DirectoryInUse`, `DirectoryUnusable`; then nothing of it has changed.
     """
     try:
+        if is_new(path):
+            _require_unowned(path)  # again under the lock: here a refusal leaves not even that behind
         path.mkdir(parents=True, exist_ok=True)
         lock_fd = _lock(path)
     except OSError as error:
@@ -123,24 +156,132 @@ def _open_locked(path: Path, lock_fd: int, cluster: str, node_id: str) -> Direct
     try:
         identity = _read_identity(path)
         if identity is None:
-            identity = _new_identity(path, cluster, node_id)
+            _require_unowned(path)
+            identity = _new_identity(cluster, node_id)
             _write_identity(path, identity)
         _require_own(path, identity, cluster, node_id)
         directory = Directory(path, lock_fd, identity)
         if directory.initialised:
             _require_complete(directory)
-        for folder in (directory.state, directory.log, directory.snapshots):
+        for folder in directory.folders:
             folder.mkdir(exist_ok=True)
-        for folder in (path, directory.state, directory.log, directory.snapshots):
+        for folder in (path, *directory.folders):
             sweep_temporaries(folder)
+        (path / RESTORING_NAME).unlink(missing_ok=True)  # it was complete: the identity is there
     except OSError as error:
         raise _unusable(path, error) from error
     return directory
 
 
+@contextlib.contextmanager
+def restoring(path: Path, cluster: str, node_id: str) -> Iterator[Directory]:
+    """An empty or missing directory, to be filled in the block: at its end it is this node's, initialised and synced.
+
+    Before that it is nobody's: no start takes it, and the next restore removes what a crash left of this one. When the
+    block raises, that is done at once. The directory itself stays the one it is, whoever owns it, mount point or not;
+    where root fills another's, all that lies in it becomes the owner's.
+
+    Raises: `DirectoryInUse`; `DirectoryUnusable`, also for what is not empty, of which nothing has changed then.
+    """
+    try:
+        if os.path.exists(path):
+            _require_fillable(path)
+        made = make_directory(path)
+        directory = Directory(path, _lock(path), _new_identity(cluster, node_id))
+    except OSError as error:
+        raise _unusable(path, error) from error
+    try:
+        _require_fillable(path)  # again: somebody may have held the lock meanwhile
+        try:
+            owner = _begin_restore(directory)
+            yield directory
+            _complete_restore(directory, owner)
+        except BaseException:
+            _undo_restore(directory, made=made)
+            raise
+    except OSError as error:
+        raise _unusable(path, error) from error
+    finally:
+        directory.close()
+
+
+def _begin_restore(directory: Directory) -> Owner | None:
+    """Mark the directory and clear it of an earlier restore; who is to own what is made. Raises: OSError."""
+    path = directory.path
+    owner = foreign_owner(path)
+    mark = path / RESTORING_NAME
+    mark.touch()
+    for file in (path / LOCK_NAME, mark):
+        give(file, owner)
+    sync_directory(path)
+    _clear(directory)
+    for folder in directory.folders:
+        folder.mkdir(exist_ok=True)
+        give(folder, owner)
+    return owner
+
+
+def _complete_restore(directory: Directory, owner: Owner | None) -> None:
+    """All that was made is synced under its name before the identity gets its own. Raises: OSError."""
+    for folder in directory.folders:
+        for file in content_of(folder):
+            give(file, owner)
+        sync_directory(folder)
+    sync_directory(directory.path)
+    directory.mark_initialised(owner)
+    with contextlib.suppress(OSError):  # the next start removes it as well
+        (directory.path / RESTORING_NAME).unlink()
+
+
+def _undo_restore(directory: Directory, *, made: bool) -> None:
+    """Leave the directory as empty as it was; where that fails the mark stays, and says so."""
+    path = directory.path
+    with contextlib.suppress(OSError):
+        if (path / RESTORING_NAME).exists():
+            _clear(directory)
+            for folder in directory.folders:
+                with contextlib.suppress(OSError):  # another file system may be mounted there
+                    folder.rmdir()
+            sync_directory(path)
+            (path / RESTORING_NAME).unlink()
+        if made and is_new(path):
+            (path / LOCK_NAME).unlink()
+            path.rmdir()
+
+
+def _clear(directory: Directory) -> None:
+    """The identity goes first, or a crash would leave one over data that has gone. Raises: OSError."""
+    identity = directory.path / IDENTITY_NAME
+    for file in (identity, temporary_of(identity)):
+        file.unlink(missing_ok=True)
+    sync_directory(directory.path)
+    for folder in directory.folders:
+        for file in content_of(folder) if folder.is_dir() else ():
+            file.unlink()
+
+
+def _require_fillable(path: Path) -> None:
+    """Raises: `DirectoryUnusable` where something lies that no unfinished restore left; OSError."""
+    if foreign_owner(path) is not None and (link := next((it for it in _folders(path) if it.is_symlink()), None)):
+        raise DirectoryUnusable(
+            f"{link} is a link in another user's directory, and root follows none there: restore as that user"
+        )
+    if (identity := _read_identity(path)) is not None:
+        found = f"belongs to node {identity['node_id']!r} of cluster {identity['cluster']!r} already"
+    elif (path / RESTORING_NAME).exists():
+        return
+    elif (it := find_remains(path) or find_strange(path)) is not None:
+        found = f"is not empty, it holds {it.name}"
+    else:
+        return
+    raise DirectoryUnusable(
+        f"{path} {found}: a restore fills an empty directory, or makes one, and touches no other; choose another"
+    )
+
+
 def _lock(path: Path) -> int:
     """The descriptor that holds the lock: the kernel frees it when the process ends, however it ends."""
-    fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -153,7 +294,7 @@ def _lock(path: Path) -> int:
 
 def _read_identity(path: Path) -> dict[str, Any] | None:
     try:
-        text = (path / _IDENTITY_NAME).read_bytes()
+        text = (path / IDENTITY_NAME).read_bytes()
     except FileNotFoundError:
         return None
     try:
@@ -162,13 +303,11 @@ def _read_identity(path: Path) -> dict[str, Any] | None:
         if not all(isinstance(identity[name], kind) for name, kind in known.items()):
             raise ValueError("wrong types")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DirectoryUnusable(f"{path / _IDENTITY_NAME} is damaged; {REJOIN}") from error
+        raise DirectoryUnusable(f"{path / IDENTITY_NAME} is damaged; {REJOIN}") from error
     return dict(identity)
 
 
-def _new_identity(path: Path, cluster: str, node_id: str) -> dict[str, Any]:
-    """Raises: `DirectoryUnusable`."""
-    _require_unowned(path)
+def _new_identity(cluster: str, node_id: str) -> dict[str, Any]:
     return {
         "format_version": FORMAT_VERSION,
         "cluster": cluster,
@@ -179,17 +318,24 @@ def _new_identity(path: Path, cluster: str, node_id: str) -> dict[str, Any]:
 
 
 def _require_unowned(path: Path) -> None:
-    """Raises: `DirectoryUnusable` where data lies that nobody owns."""
-    for folder in (path / name for name in _FOLDERS):
-        if folder.is_dir() and any(folder.iterdir()):
-            raise DirectoryUnusable(
-                f"{folder} holds data, but {_IDENTITY_NAME} is missing beside it: restore it, or take an empty one"
-            )
-
-
-def _write_identity(path: Path, identity: dict[str, Any]) -> None:
+    """Raises: `DirectoryUnusable` where anything lies that a node would not make first; OSError."""
     try:
-        write_atomically(path / _IDENTITY_NAME, json.dumps(identity, indent=1).encode() + b"\n")
+        if (path / RESTORING_NAME).exists():
+            raise DirectoryUnusable(f"a restore into {path} was broken off: run `horae restore` into it again")
+        if (it := find_remains(path)) is not None:
+            raise DirectoryUnusable(f"{it} holds data, but {IDENTITY_NAME} is missing; {REJOIN}")
+        if (it := find_strange(path)) is not None:
+            raise DirectoryUnusable(
+                f"data directory {path} is no node's and not empty, it holds {it.name}: give this node a directory of "
+                "its own, or move that away"
+            )
+    except FileNotFoundError:
+        return
+
+
+def _write_identity(path: Path, identity: dict[str, Any], owner: Owner | None = None) -> None:
+    try:
+        write_atomically(path / IDENTITY_NAME, json.dumps(identity, indent=1).encode() + b"\n", owner)
     except OSError as error:
         raise _unusable(path, error) from error
 
@@ -216,6 +362,7 @@ def _require_complete(directory: Directory) -> None:
 
 
 def _unusable(path: Path, error: OSError) -> DirectoryUnusable:
-    return DirectoryUnusable(
-        f"data directory {path} cannot be used: {error.strerror}: mend its owner, mode or disk, or choose another"
-    )
+    """No other directory is advised where this one may be a node's: on an empty one it would have forgotten."""
+    in_the_way = error.errno in _IN_THE_WAY and is_new(path)
+    fix = "choose another, or move away what stands in its place" if in_the_way else "mend its owner, mode or disk"
+    return DirectoryUnusable(f"data directory {path} cannot be used: {error.strerror}: {fix}")

@@ -24,6 +24,10 @@ class Corrupt(StorageFailed):
     """Stored bytes do not match their checksum, or a file is not what its header says: the process must end."""
 
 
+class UnknownFormat(Corrupt):
+    """A file that may well be whole, but of a format that this program does not read. The message says which."""
+
+
 class ForeignDirectory(StorageError):
     """The data directory belongs to another cluster or node. The message says whose it is and what to do."""
 

@@ -9,6 +9,9 @@ import os
 import threading
 from pathlib import Path
 
+Owner = tuple[int, int]
+"""User and group, by number."""
+
 TEMPORARY_SUFFIX = ".tmp"
 """Every half-finished file carries it, so that a start can sweep what a crash left."""
 
@@ -54,11 +57,47 @@ def publish(temporary: Path, path: Path) -> None:
     sync_directory(path.parent)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace the content of `path`, durably: a crash leaves the old content or the new. Raises: OSError."""
+def write_atomically(path: Path, data: bytes, owner: Owner | None = None) -> None:
+    """Replace the content of `path`, durably: a crash leaves the old content or the new. Raises: OSError.
+
+    The file is the writer's, or belongs to `owner` before it has its name.
+    """
     temporary = temporary_of(path)
     temporary.write_bytes(data)
+    if owner is not None:
+        os.chown(temporary, *owner)
     publish(temporary, path)
+
+
+def make_directory(path: Path) -> bool:
+    """Make a directory and those above it, durably; False when it was there. Raises: OSError."""
+    if path.is_dir():
+        return False
+    missing = [it for it in (path, *path.parents) if not it.exists()]
+    path.mkdir(parents=True)
+    for made in missing:
+        sync_directory(made.parent)
+    return True
+
+
+def foreign_owner(path: Path) -> Owner | None:
+    """Who is to have what root makes in another's directory, or the owner could not use it; None otherwise.
+
+    Raises: OSError.
+    """
+    found = path.stat()
+    owner = (found.st_uid, found.st_gid)
+    return owner if os.geteuid() == 0 and owner != (os.geteuid(), os.getegid()) else None
+
+
+def give(path: Path, owner: Owner | None) -> None:
+    """Let `owner` have the file, durably; None leaves it as it is. Of a link nothing but the link is given.
+
+    Raises: OSError.
+    """
+    if owner is not None:
+        os.chown(path, *owner, follow_symlinks=False)
+        sync_file(path)
 
 
 def sweep_temporaries(directory: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from horae_storage.errors import DirectoryUnusable
+from horae_storage.errors import REJOIN, DirectoryUnusable
 from horae_storage.files import write_atomically
 
 FILE_NAME = "peers.json"
@@ -54,9 +54,9 @@ class PeerBook:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError) as error:
-            raise DirectoryUnusable(f"{self._path} cannot be read ({error}): restore it from a backup") from error
+            raise DirectoryUnusable(f"{self._path} cannot be read ({error}); {REJOIN}") from error
         if not isinstance(known, dict) or not all(isinstance(value, str) for value in known.values()):
-            raise DirectoryUnusable(f"{self._path} is damaged: restore it from a backup")
+            raise DirectoryUnusable(f"{self._path} is damaged; {REJOIN}")
         return known
 
     def _write(self, known: dict[str, str]) -> None:

@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple, Protocol
 import msgpack
 
 from horae_storage.environment import as_file_error
-from horae_storage.errors import Corrupt
+from horae_storage.errors import Corrupt, UnknownFormat
 from horae_storage.files import PACE_BYTES, pace, publish, temporary_of
 
 FORMAT_VERSION = 1
@@ -79,7 +79,7 @@ def write(source: Copyable, path: Path, meta: SnapshotMeta) -> bytes:
 def verify(path: Path, *, paced: bool = False) -> SnapshotMeta:
     """Read the whole file and check it; `paced`: beside a node's own work.
 
-    Raises: `Corrupt` when it is not exactly what was written; `StorageFailed`.
+    Raises: `UnknownFormat`; `Corrupt` when it is not exactly what was written; `StorageFailed`.
     """
     try:
         with path.open("rb") as file:
@@ -133,7 +133,10 @@ def _read_end(file: BinaryIO, path: Path) -> tuple[_Footer, bytes]:
     if footer.magic != _MAGIC or footer.state_bytes + footer.meta_bytes + _FOOTER.size != size:
         raise _corrupt(path)
     if footer.version != FORMAT_VERSION:
-        raise Corrupt(f"{path} has snapshot format {footer.version}, this program reads {FORMAT_VERSION}: upgrade it")
+        raise UnknownFormat(
+            f"{path} has snapshot format {footer.version}, this program reads {FORMAT_VERSION}: run the version that "
+            "wrote it"
+        )
     file.seek(footer.state_bytes)
     packed = file.read(footer.meta_bytes)
     file.seek(0)

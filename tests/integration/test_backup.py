@@ -110,11 +110,11 @@ async def test_a_restore_refuses_what_it_should(tmp_path: Path) -> None:
     (tmp_path / "broken").write_bytes(broken)
     (tmp_path / "short").write_bytes(file.read_bytes()[:-1])
     for name in ("broken", "short"):
-        require_refusal(await horae("restore", str(tmp_path / name), *to_target, NEW), f"{name} is no backup that")
+        require_refusal(await horae("restore", str(tmp_path / name), *to_target, NEW), f"{name} is damaged")
     assert not target.exists()
     target.mkdir()
     (target / "something").write_text("")
-    require_refusal(await horae("restore", str(file), *to_target, NEW), "not empty")
+    require_refusal(await horae("restore", str(file), *to_target, NEW), "is not empty, it holds something")
 
 
 async def test_the_log_is_cut_at_a_word(tmp_path: Path) -> None:

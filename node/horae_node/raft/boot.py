@@ -10,6 +10,7 @@ from horae_node.errors import ConfigError
 from horae_node.raft.port import StateMachine
 from horae_node.raft.pysyncobj_journal import ENTRY_NOOP, ROOT_INDEX, Journal
 from horae_node.raft.snapshots import InstallNote
+from horae_storage.errors import REJOIN
 from horae_storage.log_port import LogState, RaftLog
 
 
@@ -44,6 +45,6 @@ def _finish_install(journal: Journal, state: LogState, index: int, term: int) ->
 def _misfit(journal: Journal, applied: int) -> str:
     kept = f"{journal.first_index} to {journal.last_index}" if len(journal) else "no entries"
     return (
-        f"the state is at index {applied}, the log holds {kept}: they are not of one time. "
-        "Restore the directory whole, or do as 'A node whose disk was lost' in docs/operations.md says"
+        f"the state is at index {applied}, the log holds {kept}: they are not of one time. Put back the one that was "
+        f"exchanged, or {REJOIN}"
     )
