@@ -45,3 +45,7 @@ class Outdated(Fatal):
 
 class ConfigError(Exception):
     """Configuration or surroundings (directory, port) do not allow a start: one line with the fix, exit code 2."""
+
+
+class Misfit(ConfigError):
+    """A peer was configured with other members, and this node has nothing of the cluster yet: as if never started."""

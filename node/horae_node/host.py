@@ -17,7 +17,7 @@ from horae_node.clock import Clock
 from horae_node.config import NodeConfig
 from horae_node.raft.port import Roster
 from horae_node.raft.transport import TcpTransport, TransportPort
-from horae_node.voters import read_members, write_members
+from horae_node.voters import forget_voters, read_members, write_members
 from horae_storage.directory import Directory, open_directory
 from horae_storage.file_sync import Watch
 from horae_storage.kv import Store
@@ -64,6 +64,13 @@ class Host(Protocol):
 
     def remember_members(self, book: Roster) -> None:
         """Write down, synced, who the members are. Blocks: off the loop."""
+        ...
+
+    def forget_members(self) -> None:
+        """Take back the configured members that the first start wrote down, of a node that has done nothing by them.
+
+        Blocks for a moment.
+        """
         ...
 
     def free_bytes(self) -> int:
@@ -122,6 +129,9 @@ class SystemHost:
 
     def remember_members(self, book: Roster) -> None:
         write_members(self._config.data_dir, book)
+
+    def forget_members(self) -> None:
+        forget_voters(self._config.data_dir)
 
     @property
     def snapshot_dir(self) -> Path:

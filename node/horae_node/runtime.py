@@ -24,7 +24,7 @@ from horae_node.config import NodeConfig
 from horae_node.core import views
 from horae_node.core.model import KNOWN_VERSIONS, Versions
 from horae_node.core.results import EntryOutcome
-from horae_node.errors import NotApplied, OutcomeUnknown
+from horae_node.errors import Misfit, NotApplied, OutcomeUnknown
 from horae_node.host import Host, SystemHost
 from horae_node.leader.session import LeaderSession
 from horae_node.leader.upgrade import Upgrade
@@ -159,6 +159,7 @@ class Node:
         config, host = self._config, self._host
         limits = LogLimits(tail_bytes=config.log_keep_bytes, tail_entries=config.log_keep_entries)
         raft_log = host.raft_log()
+        self._applier.on_full(raft_log.hold)
         return PySyncObjRaft(
             own_id=config.node_id,
             book=self._book,
@@ -317,8 +318,17 @@ class Node:
             loop.default_exception_handler(context)
 
     def _on_fatal(self, error: BaseException) -> None:
+        if isinstance(error, Misfit):
+            self._forget_members()
         if not self._fatal.done():
             self._fatal.set_result(error)
+
+    def _forget_members(self) -> None:
+        """Consensus is silent already. The next start, with members that were mended, is a first one."""
+        try:
+            self._host.forget_members()
+        except OSError as error:
+            log.warning("members_not_written", reason=str(error))
 
     def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -47,6 +47,11 @@ def write_voters(data_dir: Path, ids: list[str]) -> None:
     write_atomically(data_dir / VOTERS_FILE, msgspec.json.encode(ids) + b"\n")
 
 
+def forget_voters(data_dir: Path) -> None:
+    """As before the first start. Only for a node that has acknowledged nothing. Raises: `OSError`."""
+    (data_dir / VOTERS_FILE).unlink(missing_ok=True)
+
+
 def write_members(data_dir: Path, book: Roster) -> None:
     """The members are these, whatever is configured. Whole or not at all."""
     kept = _Book(book.at_index, list(book.voters), list(book.learners), sorted(book.removed))

@@ -67,6 +67,9 @@ class SimHost:
     def remember_members(self, book: Roster) -> None:
         self._machine.book = book
 
+    def forget_members(self) -> None:
+        self._machine.book = None
+
     @property
     def snapshot_dir(self) -> Path:
         return self._machine.directory / "snapshots"

@@ -66,6 +66,13 @@ def book_of(told: object) -> Roster | None:
     return None if voters is None or learners is None else Roster(told[0], voters, learners)
 
 
+def voters_of(told: object) -> tuple[str, ...] | None:
+    """The ids of a hello's configured voters, sorted; None for what is none, or would not stand in one line."""
+    if not isinstance(told, (tuple, list)) or not all(type(name) is str and name.isprintable() for name in told):
+        return None
+    return tuple(sorted(set(told)))
+
+
 def _members_of(told: object) -> tuple[Member, ...] | None:
     if not isinstance(told, (tuple, list)):
         return None

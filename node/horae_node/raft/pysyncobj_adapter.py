@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from horae_node.clock import Clock
-from horae_node.errors import Fatal, NotApplied, OutcomeUnknown, Outdated
+from horae_node.errors import Fatal, Misfit, NotApplied, OutcomeUnknown, Outdated
 from horae_node.logs import get_log
 from horae_node.raft import boot
 from horae_node.raft.guard import Guard, Round
@@ -42,7 +42,7 @@ from horae_node.raft.pysyncobj_core import (
     Message,
     require_pinned,
 )
-from horae_node.raft.pysyncobj_journal import ENTRY_REGULAR, Journal
+from horae_node.raft.pysyncobj_journal import ENTRY_REGULAR, ROOT_INDEX, Journal
 from horae_node.raft.snapshots import InstallNote, Intake, Reception, Shelf, Transfer
 from horae_node.raft.transport import TransportPort
 from horae_storage.errors import Corrupt, StorageFull
@@ -64,6 +64,9 @@ FEED_PAUSE_S: Final = 0.015
 
 HANDOVER_S: Final = 1.0
 """How long a leader that hands over proposes nothing: then it leads on. A call takes some round trips and one vote."""
+
+LEADERLESS_S: Final = 5.0
+"""Ten elections long: what lasts longer needs somebody to look. An orderly start of all nodes is well within it."""
 
 _events = get_log("raft")
 
@@ -135,6 +138,10 @@ class PySyncObjRaft:
         self._tasks: set[asyncio.Task[None]] = set()
         self._commit_sent = 0
         self._told: tuple[int, int, str | None] | None = None
+        self._knew_leader = False
+        self._leaderless_since: float | None = None
+        """None while a leader is known, or its lack was told."""
+        self._retired = False
         self._handover: Handover | None = None
         self._handed_over: asyncio.Future[bool] | None = None
         self._removed = False
@@ -198,6 +205,7 @@ class PySyncObjRaft:
         self._intake.store = self._store_pieces
         self._intake.discard = self._discard_reception
         self._running = True
+        self._leaderless_since = self._clock.monotonic()
         self._take_seats()
         await self._transport.start(self)
         if self._own_id in self.roster.removed:
@@ -205,6 +213,7 @@ class PySyncObjRaft:
         self._on_timer()
 
     def retire(self) -> None:
+        self._retired = True
         self._guarded(self._guard.retire)
         self._wake()
 
@@ -369,6 +378,18 @@ class PySyncObjRaft:
             self.retire()
             self._on_removed()
 
+    def on_misfit(self, reason: str) -> None:
+        """A peer is a voter of another cluster by its configuration. It is refused, and that is all, once this node
+        holds anything: a newcomer that is wrong may not end who serves. Before, the wrong one may well be this node."""
+        nothing_held = self._machine.applied_index == self._journal.last_index == ROOT_INDEX
+        if nothing_held and not self._knew_leader:
+            self._fail(Misfit(reason))
+
+    def on_unreachable(self, node_id: str, address: str, reason: str, for_s: float) -> None:
+        """A node that is about to end is left by its peers, and needs them no more."""
+        if self._running and not self._retired:
+            _events.warning("peer_unreachable", peer=node_id, address=address, reason=reason, for_seconds=round(for_s))
+
     # ================================================================== the drive
 
     def _wake(self) -> None:
@@ -435,6 +456,8 @@ class PySyncObjRaft:
                 self._send_what_waits()
             self._maybe_forget_note()
             self._maybe_compact(now)
+            if self._leaderless_since is not None and now - self._leaderless_since >= LEADERLESS_S:
+                self._tell_leaderless(now - self._leaderless_since)
         self._maybe_begin_round()
         if self._handover is not None:
             self._drive_handover(self._handover)
@@ -537,7 +560,7 @@ class PySyncObjRaft:
         if not self._running:
             return
         self._running = False
-        if not isinstance(error, Outdated):  # that is one line, and its end says it
+        if not isinstance(error, (Outdated, Misfit)):  # that is one line, and its end says it
             _events.error("raft_failed", exc=error)
         if self._timer is not None:
             self._timer.cancel()
@@ -578,8 +601,27 @@ class PySyncObjRaft:
                     _events.event("leader_lost", leader=self._told[2], term=now[1], role=_ROLES[now[0]])
                 else:
                     _events.event("leader_known", leader=now[2], term=now[1], role=_ROLES[now[0]])
+            if now[2] is not None:
+                self._knew_leader, self._leaderless_since = True, None
+            elif self._told is not None and self._told[2] is not None:
+                self._leaderless_since = self._clock.monotonic()
             self._told = now
             self._on_role()
+
+    def _tell_leaderless(self, for_s: float) -> None:
+        """Once, until a leader is known."""
+        self._leaderless_since = None
+        if self._retired:
+            return
+        links = self._guard.links
+        others = sorted(member.node_id for member in self.roster.voters if member.node_id != self._own_id)
+        connected = [node_id for node_id in others if node_id in links and links[node_id].connected]
+        _events.warning(
+            "no_leader",
+            for_seconds=round(for_s),
+            connected=",".join(connected),
+            missing=",".join(node_id for node_id in others if node_id not in connected),
+        )
 
     def _tell_peer_clock(self, node_id: str, wall_ms: int) -> None:
         self._on_peer_clock(node_id, wall_ms)

@@ -1,9 +1,11 @@
 """The wire between nodes: one TCP (or TLS) connection a pair, MessagePack frames, nothing believed of a stranger.
 
 A frame is a 4-byte big-endian length and so many bytes of MessagePack; an empty frame is a ping. The first frame each
-way is a hello: version, cluster, node id, and the newest roster that the node knows. The node with the smaller id
-dials; the other one only asks, when it is not dialled for long, whether it is still a member. What arrives is handed
-on in order, one list a read; `on_connection` brackets it, so that messages of two connections of a pair never mix.
+way is a hello: version, cluster, node id, and the newest roster that the node knows, or the configured voters while it
+knows none: two nodes that are voters of different clusters by their configurations never exchange a message. The node
+with the smaller id dials; the other one only asks, when it is not dialled for long, whether it is still a member. What
+arrives is handed on in order, one list a read; `on_connection` brackets it, so that messages of two connections of a
+pair never mix.
 Nothing is dropped silently: a peer that is too slow, too loud or not who it should be loses its connection, with a log
 line. Not here: what a message means (`guard.py`).
 """
@@ -22,8 +24,9 @@ import msgpack
 from horae_node.clock import Clock
 from horae_node.errors import ConfigError
 from horae_node.logs import get_log
-from horae_node.raft.members import book_as_told, book_of
+from horae_node.raft.members import book_as_told, book_of, voters_of
 from horae_node.raft.port import Member, Roster
+from horae_node.raft.reach import Reach, reason_of
 
 PROTOCOL_VERSION: Final = 1
 FRAME_BYTES_MAX: Final = 8 << 20
@@ -43,6 +46,8 @@ ASK_S: Final = 3.0
 """How long a node that waits to be dialled waits before it asks whether it is a member still: some redials long."""
 STRANGERS_MAX: Final = 64
 """Connections that have not said hello yet."""
+REASON_CHARS_MAX: Final = 800
+"""Of a peer's words: nine members of the longest names."""
 REFUSALS_MAX: Final = 1000
 """Remembered, so that each is logged once: the callers choose their reasons."""
 
@@ -70,6 +75,14 @@ class Receiver(Protocol):
         """A peer says that this node is a member no more."""
         ...
 
+    def on_misfit(self, reason: str) -> None:
+        """A peer was configured with other members: again at each of its refusals."""
+        ...
+
+    def on_unreachable(self, node_id: str, address: str, reason: str, for_s: float) -> None:
+        """A peer could not be reached for some seconds. Once, until `on_connection` says that it was."""
+        ...
+
 
 class TransportPort(Protocol):
     """What consensus asks of a network. Order is kept on a connection; what a lost connection held is lost with it."""
@@ -95,7 +108,8 @@ class TransportPort(Protocol):
     def set_peers(self, addresses: Mapping[str, str], removed: frozenset[str], book: Roster) -> None:
         """Whom to be connected with, by id, and where they listen; allowed before `start`.
 
-        Links to others end; one of `removed` is told that it is. `book` is told to every peer that is met from now on.
+        Links to others end; one of `removed` is told that it is. `book` is told to every peer that is met from now on;
+        of one as configured (at index 0) the voters' ids.
         """
         ...
 
@@ -128,6 +142,7 @@ class TcpTransport:
         self.hello: Message = {"v": PROTOCOL_VERSION, "cluster": cluster, "node": own_id, "incarnation": incarnation}
         self._check_peer = check_peer
         self._addresses = {m.node_id: _split(m.raft_address) for m in members if m.node_id != own_id}
+        self._reach = Reach(clock)
         self._listen = listen
         self._clock = clock
         self._server_ssl = server_ssl
@@ -163,6 +178,7 @@ class TcpTransport:
             return
         self._running = True
         for node_id in sorted(self._addresses):
+            self._reach.expect(node_id)
             self._dial(node_id)
         self._tasks = [loop.create_task(self._keep_pinging()), loop.create_task(self._keep_asking())]
 
@@ -211,15 +227,21 @@ class TcpTransport:
         self._addresses = {node_id: _split(address) for node_id, address in addresses.items()}
         if book.at_index:
             self.hello["book"] = book_as_told(book)
+            self.hello.pop("voters", None)
+        else:
+            self.hello["voters"] = tuple(sorted(member.node_id for member in book.voters))
         if not self._running:
             return
         for node_id in before.keys() - self._addresses.keys():
             self._part(node_id)
         for node_id, address in self._addresses.items():
             if before.get(node_id) != address:
+                if node_id not in self._links:
+                    self._reach.expect(node_id)
                 self._dial(node_id)
 
     def _part(self, node_id: str) -> None:
+        self._reach.drop(node_id)
         dial = self._dials.pop(node_id, None)
         if dial is not None:
             dial.cancel()
@@ -261,15 +283,20 @@ class TcpTransport:
             if hello.get("removed") is True and (link.dialled_id or link.peer_id) in self._addresses:
                 link.sends_away = True
                 self._receiver.on_sent_away()
-            return f"refused by the peer: {str(hello['refused'])[:200]}"
+            link.misfit = self._misfit(hello)
+            return link.misfit or f"refused by the peer: {str(hello['refused'])[:REASON_CHARS_MAX]}"
         if hello.get("v") != PROTOCOL_VERSION:
             return f"protocol version {hello.get('v')!r}, ours is {PROTOCOL_VERSION}"
         if hello.get("cluster") != self.hello["cluster"]:
             return f"cluster {hello.get('cluster')!r}, ours is {self.hello['cluster']!r}"
         node_id = hello.get("node")
         expected = link.dialled_id
+        link.misfit = self._misfit(hello)
+        if link.misfit is not None:
+            link.told_id = node_id
+            return link.misfit
         if not isinstance(node_id, str) or (node_id not in self._addresses and node_id not in self._removed):
-            return f"unknown node {node_id!r}"
+            return self._unknown(node_id)
         link.told_id = node_id
         if node_id in self._removed:
             link.is_removed = True
@@ -288,11 +315,29 @@ class TcpTransport:
             link.book = book_of(hello.get("book"))
         return refusal
 
+    def _misfit(self, told: Message) -> str | None:
+        """Why that node and this one are voters of different clusters; None unless both are, as they were configured.
+
+        Configurations that disagree would make two majorities that meet nowhere, and two histories.
+        """
+        ours, theirs, node_id = self.hello.get("voters"), voters_of(told.get("voters")), told.get("node")
+        if ours is None or theirs is None or theirs == ours or self.own_id not in ours or node_id not in theirs:
+            return None
+        return f"members differ: {node_id} has {','.join(theirs)}, here {','.join(ours)}: make them alike"
+
+    def _unknown(self, node_id: object) -> str:
+        ids = ",".join(sorted({self.own_id, *self._addresses}))
+        way_in = "with join" if "book" in self.hello else "with the same members in its configuration, or with join"
+        return f"unknown node {node_id!r}: members here are {ids}: start it {way_in}"
+
     def refuse(self, link: _Link, reason: str) -> None:
         """Log each reason once a peer, until it is let in: one with a wrong configuration dials for ever.
 
         That a removed node is still there is no alarm: it is told, and says so itself, once.
         """
+        if link.misfit is not None:
+            # Not amid the refusal: the receiver may end this node by it, and the peer shall read why.
+            asyncio.get_running_loop().call_soon(self._receiver.on_misfit, link.misfit)
         who = link.who
         if (who, reason) in self._refusals:
             return
@@ -302,6 +347,15 @@ class TcpTransport:
         tell = log.event if link.is_removed or link.sends_away else log.warning
         tell("peer_refused", peer=who, reason=reason)
 
+    def told_refusal(self, link: _Link, reason: str) -> Message:
+        """What the other side reads: a misfit with what it needs to see that for itself."""
+        told: Message = {"refused": reason}
+        if link.is_removed:
+            told["removed"] = True
+        if link.misfit is not None:
+            told |= {"node": self.own_id, "voters": self.hello["voters"]}
+        return told
+
     def came_up(self, link: _Link) -> None:
         assert link.peer_id is not None
         self._strangers.discard(link)
@@ -310,6 +364,7 @@ class TcpTransport:
             older.drop("replaced by a newer connection")
             self.went_down(older)
         self._links[link.peer_id] = link
+        self._reach.drop(link.peer_id)
         self._refusals = {known: None for known in self._refusals if known[0] != link.peer_id}
         self._receiver.on_connection(link.peer_id, True)
         if link.book is not None:
@@ -320,6 +375,8 @@ class TcpTransport:
         self._unsent.pop(link, None)
         if link.peer_id is not None and self._links.get(link.peer_id) is link:
             del self._links[link.peer_id]
+            if link.peer_id in self._addresses:
+                self._reach.expect(link.peer_id)
             self._receiver.on_connection(link.peer_id, False)
 
     def took_messages(self, link: _Link, messages: list[Message]) -> None:
@@ -339,12 +396,16 @@ class TcpTransport:
             try:
                 async with asyncio.timeout(DIAL_TIMEOUT_S):
                     await loop.create_connection(lambda link=link: link, host, port, ssl=self._client_ssl)
-            except (OSError, TimeoutError):
-                pass
+            except OSError as error:
+                self._tell_unreachable(node_id, _why(error), self._reach.missed(node_id))
             else:
                 await link.closed.wait()
                 if link.was_up:
                     wait_s = REDIAL_MIN_S
+                elif link.refusal is not None:
+                    self._reach.refused(node_id)
+                else:
+                    self._tell_unreachable(node_id, link.ended, self._reach.missed(node_id))
             await asyncio.sleep(wait_s * (0.5 + self._rng.random()))
             wait_s = min(REDIAL_MAX_S, wait_s * 1.6)
 
@@ -366,8 +427,20 @@ class TcpTransport:
             async with asyncio.timeout(DIAL_TIMEOUT_S):
                 await loop.create_connection(lambda: link, host, port, ssl=self._client_ssl)
                 await link.closed.wait()
-        except (OSError, TimeoutError):
-            link.drop("asked in vain")
+        except OSError as error:
+            link.drop(_why(error))
+            self._tell_unreachable(node_id, _why(error), self._reach.missed(node_id))
+            return
+        if link.misfit is not None or link.sends_away:
+            self._reach.refused(node_id)
+        elif link.refusal is not None:
+            self._tell_unreachable(node_id, link.refusal, self._reach.answered(node_id))
+        else:
+            self._tell_unreachable(node_id, link.ended, self._reach.missed(node_id))
+
+    def _tell_unreachable(self, node_id: str, reason: str, for_s: float | None) -> None:
+        if for_s is not None and node_id in self._addresses:
+            self._receiver.on_unreachable(node_id, _joined(*self._addresses[node_id]), reason, for_s)
 
     async def _keep_pinging(self) -> None:
         self._pinged_at = self.now()
@@ -396,7 +469,13 @@ class _Link(asyncio.Protocol):
         """The other side says that we are none."""
         self.peer_id: str | None = None
         self.told_id: str | None = None
-        """Who the other side says that it is, if we know such a node."""
+        """Who the other side says that it is, if we know such a node, or it was told of as a voter."""
+        self.misfit: str | None = None
+        """Why the other side's configuration and ours make different clusters."""
+        self.refusal: str | None = None
+        """Why one side did not want the other."""
+        self.ended = "closed without a hello"
+        """Why there was nothing to refuse."""
         self.book: Roster | None = None
         """The roster that its hello told of."""
         self.remote_host = "?"
@@ -485,6 +564,7 @@ class _Link(asyncio.Protocol):
         transport, self._transport = self._transport, None
         if transport is None:
             return
+        self.ended = reason
         if self.was_up:
             log.event("link_dropped", peer=self.peer_id, reason=reason)
         transport.abort()
@@ -527,10 +607,11 @@ class _Link(asyncio.Protocol):
         self._refuse(_no_more(self.who))
 
     def _refuse(self, reason: str) -> None:
-        if not self.only_asks:
+        self.refusal = reason
+        if not self.only_asks or self.misfit is not None:
             self._owner.refuse(self, reason)
         if self._transport is not None:
-            self._write_now({"refused": reason, "removed": True} if self.is_removed else {"refused": reason})
+            self._write_now(self._owner.told_refusal(self, reason))
             transport, self._transport = self._transport, None
             transport.close()  # not aborted: the peer shall read why
 
@@ -558,3 +639,12 @@ def _frame(message: Message) -> bytes:
 def _split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _why(error: OSError) -> str:
+    """Why nobody was reached; a time-out is our own."""
+    return f"no answer within {DIAL_TIMEOUT_S:g} s" if type(error) is TimeoutError else reason_of(error)

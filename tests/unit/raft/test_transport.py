@@ -8,12 +8,12 @@ from typing import Any
 
 import msgpack
 import pytest
-from tests.helpers.loopback import free_ports
+from tests.helpers.loopback import free_ports, listening
 
 from horae_node.clock import ManualClock, SystemClock
 from horae_node.core.decide.members import MEMBERS_MAX
 from horae_node.errors import ConfigError
-from horae_node.raft import transport
+from horae_node.raft import reach, transport
 from horae_node.raft.members import book_as_told
 from horae_node.raft.port import Member, Roster
 from horae_node.raft.transport import FRAME_BYTES_MAX, HELLO_BYTES_MAX, Message, TcpTransport
@@ -27,6 +27,9 @@ class Told:
         self.links: list[tuple[str, bool]] = []
         self.books: list[Roster] = []
         self.sent_away = asyncio.Event()
+        self.misfits: list[str] = []
+        self.unreachable: list[tuple[str, str, str]] = []
+        """Peer, address and reason."""
         self.news = asyncio.Event()
 
     def on_messages(self, node_id: str, messages: list[Message]) -> None:
@@ -39,6 +42,14 @@ class Told:
     def on_sent_away(self) -> None:
         self.sent_away.set()
 
+    def on_misfit(self, reason: str) -> None:
+        self.misfits.append(reason)
+        self.news.set()
+
+    def on_unreachable(self, node_id: str, address: str, reason: str, for_s: float) -> None:
+        self.unreachable.append((node_id, address, reason))
+        self.news.set()
+
     def on_connection(self, node_id: str, up: bool) -> None:
         self.links.append((node_id, up))
         self.news.set()
@@ -49,12 +60,23 @@ class Told:
                 self.news.clear()
                 await self.news.wait()
 
+    async def wait_told(self, told: list[Any], count: int = 1) -> None:
+        """Until one of the lists above has so many."""
+        async with asyncio.timeout(10):
+            while len(told) < count:
+                self.news.clear()
+                await self.news.wait()
+
     async def wait_messages(self, count: int) -> list[Message]:
         async with asyncio.timeout(5):
             while len(self.messages) < count:
                 self.news.clear()
                 await self.news.wait()
         return [message for _, message in self.messages]
+
+
+def roster_of(voters: str, at_index: int = 0) -> Roster:
+    return Roster(at_index, tuple(Member(name, "127.0.0.1:1", "") for name in voters.split()))
 
 
 class Pair:
@@ -70,8 +92,10 @@ class Pair:
         members: list[Member] | None = None,
         incarnation: str = "",
         knows: str | None = None,
+        voters: str = "",
+        at_index: int = 0,
     ) -> Told:
-        """`knows`: the only incarnation of its peer that this end believes."""
+        """`knows`: the only incarnation of its peer that this end believes. `voters`: what it was configured with."""
         address = next(m.raft_address for m in self.members if m.node_id == node_id)
         host, _, port = address.rpartition(":")
         end = TcpTransport(
@@ -84,6 +108,9 @@ class Pair:
             check_peer=lambda node_id, told: None if knows in (None, told) else f"{node_id} forgot",
         )
         self.ends[node_id], self.told[node_id] = end, Told()
+        if voters:
+            others = {m.node_id: m.raft_address for m in members or self.members if m.node_id != node_id}
+            end.set_peers(others, frozenset(), roster_of(voters, at_index))
         await end.start(self.told[node_id])
         return self.told[node_id]
 
@@ -295,6 +322,9 @@ def test_a_hello_has_room_for_the_longest_names() -> None:
         "book": book_as_told(Roster(2**40, members)),
     }
     assert len(msgpack.packb(hello)) < HELLO_BYTES_MAX
+    configured = hello | {"voters": (name,) * MEMBERS_MAX}
+    configured.pop("book")
+    assert len(msgpack.packb(configured)) < HELLO_BYTES_MAX
 
 
 async def test_a_roster_is_told_at_each_connection(pair: Pair) -> None:
@@ -352,7 +382,7 @@ async def test_each_refusal_is_told_once_a_node(pair: Pair, caplog: pytest.LogCa
     assert refusals_of(caplog) == [
         ("INFO", "n8", "node 'n8' is a member no more"),
         ("INFO", "n9", "node 'n9' is a member no more"),
-        ("WARNING", "127.0.0.1", "unknown node 'stranger'"),
+        ("WARNING", "127.0.0.1", "unknown node 'stranger': members here are n0,n1,n2: start it with join"),
         ("WARNING", "n0", "n0 forgot"),
         ("WARNING", "n1", "n1 forgot"),
     ]
@@ -406,3 +436,166 @@ async def test_a_peer_that_moved_is_dialled_at_its_new_address(pair: Pair) -> No
     two = await pair.start("n2")
     pair.ends["n1"].set_peers(peers_of(pair, "n2"), frozenset(), BOOK)
     await two.wait_links(1)
+
+
+# ---------------------------------------------------------------- configurations that disagree
+
+
+THREE, FIVE = "n1 n2 n3", "n1 n2 n3 n4 n5"
+ONE_SEES = "members differ: n2 has n1,n2,n3,n4,n5, here n1,n2,n3: make them alike"
+TWO_SEES = "members differ: n1 has n1,n2,n3, here n1,n2,n3,n4,n5: make them alike"
+
+
+async def test_voters_of_different_clusters_refuse_each_other(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each says so once, with both lists, though one dials for ever and the other asks."""
+    monkeypatch.setattr(transport, "ASK_S", 0.01)
+    monkeypatch.setattr(transport, "REDIAL_MAX_S", 0.01)
+    one, two = await pair.start("n1", voters=THREE), await pair.start("n2", voters=FIVE)
+    await one.wait_told(one.misfits, 5)
+    await two.wait_told(two.misfits, 5)
+    assert (set(one.misfits), set(two.misfits)) == ({ONE_SEES}, {TWO_SEES})
+    assert one.links == two.links == []
+    assert sorted(refusals_of(caplog)) == [("WARNING", "n1", TWO_SEES), ("WARNING", "n2", ONE_SEES)]
+    assert one.unreachable == two.unreachable == []
+
+
+async def test_a_voter_that_is_not_known_here_is_told_of_both_lists(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody dials it: it asks."""
+    monkeypatch.setattr(transport, "ASK_S", 0.01)
+    one = await pair.start("n1", members=[pair.members[0]], voters="n1 n3 n4")
+    two = await pair.start("n2", voters="n2 n1 n3")
+    await one.wait_told(one.misfits)
+    await two.wait_told(two.misfits)
+    assert sorted(refusals_of(caplog)) == [
+        ("WARNING", "n1", "members differ: n1 has n1,n3,n4, here n1,n2,n3: make them alike"),
+        ("WARNING", "n2", "members differ: n2 has n1,n2,n3, here n1,n3,n4: make them alike"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ({"voters": THREE}, {"voters": "n3 n2 n1"}),
+        ({"voters": THREE}, {}),
+        ({}, {"voters": THREE}),
+        ({"voters": THREE}, {"voters": FIVE, "at_index": 7}),
+        ({"voters": THREE, "at_index": 7}, {"voters": FIVE}),
+        ({"voters": "n1"}, {"voters": "n1 n3 n4"}),
+        ({"voters": "n2 n3 n4"}, {"voters": "n2"}),
+    ],
+    ids=["alike", "older dialled", "older dials", "changed here", "changed there", "n2 joins", "n1 joins"],
+)
+async def test_members_that_are_alike_changed_or_not_told_are_no_misfit(
+    pair: Pair, one: dict[str, Any], two: dict[str, Any]
+) -> None:
+    first, second = await pair.start("n1", **one), await pair.start("n2", **two)
+    await first.wait_links(1)
+    await second.wait_links(1)
+    assert first.misfits == second.misfits == []
+
+
+async def test_configured_voters_are_told_until_members_change(pair: Pair) -> None:
+    one = await pair.start("n1", voters=THREE)
+    assert (one.books, pair.ends["n1"].hello["voters"]) == ([], ("n1", "n2", "n3"))
+    pair.ends["n1"].set_peers(peers_of(pair, "n2"), frozenset(), BOOK)
+    assert "voters" not in pair.ends["n1"].hello
+    two = await pair.start("n2", voters=FIVE)
+    await two.wait_links(1)
+    assert (two.books, two.misfits) == ([BOOK], [])
+
+
+@pytest.mark.parametrize("told", [7, "n1", [1], ["n1", "n2\nhorae: all is well"], {"n1": 1}, []])
+async def test_what_are_no_voters_is_no_misfit(pair: Pair, told: object) -> None:
+    two = await pair.start("n2", voters=THREE)
+    _, writer = await pair.dial()
+    writer.write(frame(HELLO | {"voters": told}))
+    await two.wait_links(1)
+    assert two.misfits == []
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("at_index", "way_in"), [(0, "with the same members in its configuration, or with join"), (7, "with join")]
+)
+async def test_who_is_not_known_reads_who_is_and_what_to_do(pair: Pair, at_index: int, way_in: str) -> None:
+    await pair.start("n2", voters="n1 n2", at_index=at_index)
+    reader, writer = await pair.dial()
+    writer.write(frame(HELLO | {"node": "n4"}))
+    answer = msgpack.unpackb((await asyncio.wait_for(reader.read(), 5))[4:])
+    assert answer == {"refused": f"unknown node 'n4': members here are n1,n2: start it {way_in}"}
+    writer.close()
+
+
+# ---------------------------------------------------------------- who is not reached
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many tries within the time after which it is told, and that soon."""
+    monkeypatch.setattr(reach, "UNREACHABLE_S", 0.05)
+    monkeypatch.setattr(transport, "ASK_S", 0.01)
+    monkeypatch.setattr(transport, "REDIAL_MAX_S", 0.01)
+    monkeypatch.setattr(transport, "REDIAL_MIN_S", 0.01)
+
+
+@pytest.mark.usefixtures("hurry")
+@pytest.mark.parametrize(("alone", "peer"), [("n1", "n2"), ("n2", "n1")])
+async def test_a_peer_that_is_not_there_is_told_once_until_it_was_reached(pair: Pair, alone: str, peer: str) -> None:
+    """By who dials, and by who is dialled."""
+    told = await pair.start(alone)
+    await told.wait_told(told.unreachable)
+    here = (peer, next(m.raft_address for m in pair.members if m.node_id == peer), "Connection refused")
+    assert told.unreachable == [here]
+    await pair.start(peer)
+    await told.wait_links(1)
+    await pair.ends[peer].stop()
+    await told.wait_told(told.unreachable, 2)
+    assert told.unreachable == [here, here]
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_one_that_answers_and_does_not_call_is_told(pair: Pair) -> None:
+    """It has a wrong address for us: only its own log would say so else."""
+    elsewhere = [pair.members[0], pair.members[1]._replace(raft_address="127.0.0.1:1")]
+    one = await pair.start("n1", members=elsewhere)
+    two = await pair.start("n2")
+    await two.wait_told(two.unreachable)
+    await one.wait_told(one.unreachable)
+    assert one.unreachable == [("n2", "127.0.0.1:1", "Connection refused")]
+    words = "refused by the peer: node 'n2' waits for our call: the smaller id dials"
+    assert two.unreachable == [("n1", pair.members[0].raft_address, words)]
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_an_address_of_something_else_is_no_peer(pair: Pair) -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with listening(hang_up) as url:
+        address = url.removeprefix("http://")
+        one = await pair.start("n1", members=[pair.members[0], pair.members[1]._replace(raft_address=address)])
+        await one.wait_told(one.unreachable)
+    assert one.unreachable[0] == ("n2", address, "closed without a hello")
+
+
+@pytest.mark.usefixtures("hurry")
+async def test_a_peer_that_refuses_is_reached(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "UNREACHABLE_S", 0)
+    calls = asyncio.Semaphore(0)
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(frame({"refused": "a test"}))
+        await reader.read()
+        writer.close()
+        calls.release()
+
+    async with listening(refuse) as url, asyncio.timeout(10):
+        address = url.removeprefix("http://")
+        one = await pair.start("n1", members=[pair.members[0], pair.members[1]._replace(raft_address=address)])
+        for _ in range(10):
+            await calls.acquire()
+        assert one.unreachable == []

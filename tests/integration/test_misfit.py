@@ -1,0 +1,204 @@
+"""Real nodes whose configured members disagree, or who find nobody: no two histories in one cluster, and it is said."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.helpers.api import Api
+from tests.helpers.cluster import HOST, Cluster, NodeProcess, free_ports, poll
+
+pytestmark = pytest.mark.cluster
+
+FIVE_IDS = "n1,n2,n3,n4,n5"
+THREE_IDS = "n1,n2,n3"
+
+
+@contextlib.asynccontextmanager
+async def unlike(home: Path) -> AsyncIterator[Cluster]:
+    """Five nodes, none of them started: n1 and n2 know of three members, the others of five."""
+    cluster = Cluster(home, 5)
+    for node in cluster.nodes[:2]:
+        node.write_config(cluster.nodes[:3])
+    async with Api(cluster.urls) as api:
+        cluster.api = api
+        try:
+            yield cluster
+        finally:
+            cluster.kill_all()
+
+
+async def wait_log(node: NodeProcess, *words: str) -> str:
+    """The first line of its log with all the words."""
+
+    async def look() -> str | None:
+        lines = node.log_text().splitlines()
+        return next((line for line in lines if all(word in line for word in words)), None)
+
+    found: str = await poll(f"{node.name} logs {words}", look)
+    return found
+
+
+async def wait_end(node: NodeProcess) -> tuple[int, str]:
+    """Exit code and last line of a node that ends by itself."""
+    process = node.process
+    assert process is not None
+
+    async def ended() -> bool:
+        return process.poll() is not None
+
+    await poll(f"{node.name} ends", ended)
+    return process.returncode, node.log_text().splitlines()[-1]
+
+
+async def submit(cluster: Cluster, node: NodeProcess, job_id: str) -> None:
+    (await cluster.api.call("POST", "/v1/jobs", {"id": job_id, "task": "noop"}, url=node.url)).expect(201)
+
+
+def misfit(peer: str, theirs: str, ours: str) -> str:
+    return f"members differ: {peer} has {theirs}, here {ours}: make them alike"
+
+
+async def test_two_clusters_of_one_name_never_exchange_a_message(tmp_path: Path) -> None:
+    """Both acknowledged, one after the other: they stay two, each with its own history, and say so."""
+    async with unlike(tmp_path) as cluster:
+        smaller, larger = cluster.nodes[:2], cluster.nodes[2:]
+        for node in smaller:
+            cluster.start(node)
+        await cluster.wait_ready(smaller)
+        for number in range(5):
+            await submit(cluster, smaller[0], f"smaller-{number}")
+        await cluster.stop_all()
+        for node in larger:
+            cluster.start(node)
+        await cluster.wait_ready(larger)
+        await submit(cluster, larger[0], "larger")
+        for node in smaller:
+            cluster.start(node)
+        await cluster.wait_ready(smaller)
+        three = larger[0]
+        for node in smaller:
+            await wait_log(node, " warning peer_refused ", misfit("n3", FIVE_IDS, THREE_IDS))
+            await wait_log(three, " warning peer_refused ", misfit(node.name, THREE_IDS, FIVE_IDS))
+            for other in larger[1:]:  # they are not known there: they ask
+                await wait_log(other, " warning peer_refused ", misfit(node.name, THREE_IDS, FIVE_IDS))
+                await wait_log(node, " warning peer_refused ", misfit(other.name, FIVE_IDS, THREE_IDS))
+        await submit(cluster, smaller[0], "smaller-again")
+        await submit(cluster, three, "larger-again")
+        assert await histories(cluster) == {"n1": (6, 0), "n2": (6, 0), "n3": (0, 2), "n4": (0, 2), "n5": (0, 2)}
+        for node in cluster.nodes:
+            assert node.alive, node.log_text()
+            for there in cluster.nodes:
+                assert node.log_text().count(f"members differ: {there.name} has") <= node.starts, "once a start"
+        assert "peer_connected" not in [line for line in three.log_text().splitlines() if "peer=n1" in line]
+        await cluster.stop_all()
+        assert cluster.check_logs() == []
+
+
+async def histories(cluster: Cluster) -> dict[str, tuple[int, int]]:
+    """How many jobs of the smaller and of the larger cluster each node has."""
+    found = {}
+    for node in cluster.nodes:
+        jobs = (await cluster.api.call("GET", "/v1/jobs?limit=100", url=node.url)).expect(200)["jobs"]
+        ids = [job["id"] for job in jobs]
+        found[node.name] = tuple(sum(name.startswith(kind) for name in ids) for kind in ("smaller", "larger"))
+    return found  # type: ignore[return-value]
+
+
+async def test_a_newcomer_with_other_members_ends_and_harms_nobody(tmp_path: Path) -> None:
+    """Once they are mended it starts on what it has."""
+    async with unlike(tmp_path) as cluster:
+        one, two, wrong = cluster.nodes[:3]
+        for node in (one, two):
+            cluster.start(node)
+        await cluster.wait_ready([one, two])
+        await submit(cluster, one, "before")
+        cluster.start(wrong)
+        assert await wait_end(wrong) in [(2, f"horae: {misfit(peer, THREE_IDS, FIVE_IDS)}") for peer in ("n1", "n2")], (
+            wrong.log_text()
+        )
+        assert " error " not in wrong.log_text()
+        assert "Traceback" not in wrong.log_text()
+        warned = [node for node in (one, two) if misfit("n3", FIVE_IDS, THREE_IDS) in node.log_text()]
+        assert warned != [], "whom it met"
+        await submit(cluster, one, "after")
+        wrong.write_config([one, two, wrong])
+        cluster.start(wrong)
+        await cluster.wait_ready([wrong])
+        cluster.nodes = [one, two, wrong]
+        await cluster.finish()
+
+
+async def test_a_newcomer_that_nobody_dials_asks_and_ends(tmp_path: Path) -> None:
+    async with unlike(tmp_path) as cluster:
+        one, two = cluster.nodes[:2]
+        for node in (one, two):
+            cluster.start(node)
+        await cluster.wait_ready([one, two])
+        five = cluster.nodes[4]
+        cluster.start(five)
+        code, last = await wait_end(five)
+        assert (code, last) == (2, f"horae: {misfit('n1', THREE_IDS, FIVE_IDS)}")
+        await wait_log(one, " warning peer_refused ", misfit("n5", FIVE_IDS, THREE_IDS))
+        assert one.log_text().count("members differ") == 1
+
+
+async def test_a_node_alone_says_whom_it_misses_and_when_they_are_there(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 3)
+    two = cluster.nodes[1]
+    async with Api(cluster.urls) as api:
+        cluster.api = api
+        try:
+            cluster.start(two)
+            for peer in (cluster.nodes[0], cluster.nodes[2]):
+                line = await wait_log(two, " warning peer_unreachable ", f"peer={peer.name}")
+                assert f'address={HOST}:{peer.raft_port} reason="Connection refused" for_seconds=' in line
+            line = await wait_log(two, " warning no_leader ", " for_seconds=")
+            assert line.endswith(' connected="" missing="n1,n3"')
+            cluster.start(cluster.nodes[0])
+            cluster.start(cluster.nodes[2])
+            await cluster.wait_ready()
+            for peer in ("n1", "n3"):
+                await wait_log(two, " info peer_connected ", f"peer={peer}")
+                assert two.log_text().count(f"peer_unreachable node=n2 room=raft peer={peer}") == 1
+            assert two.log_text().count("no_leader") == 1
+            for node in (cluster.nodes[0], cluster.nodes[2]):
+                assert "peer_unreachable" not in node.log_text()
+                assert " no_leader " not in node.log_text()
+            await cluster.finish()
+        finally:
+            cluster.kill_all()
+
+
+async def test_a_wrong_address_is_told_on_both_sides(tmp_path: Path) -> None:
+    """The others make a majority: only these logs tell that one link is not there."""
+    cluster = Cluster(tmp_path, 3)
+    one, two, _ = cluster.nodes
+    nowhere = free_ports(1)[0]
+    text = one.config_path.read_text()
+    assert text.count(f'n2 = {{ raft = "{HOST}:{two.raft_port}"') == 1
+    one.config_path.write_text(text.replace(f'"{HOST}:{two.raft_port}"', f'"{HOST}:{nowhere}"'))
+    try:
+        for node in cluster.nodes:
+            cluster.start(node)
+        line = await wait_log(one, " warning peer_unreachable ", "peer=n2")
+        assert f'address={HOST}:{nowhere} reason="Connection refused" for_seconds=' in line
+        line = await wait_log(two, " warning peer_unreachable ", "peer=n1")
+        assert "refused by the peer: node 'n2' waits for our call" in line
+        await cluster.stop_all()
+    finally:
+        cluster.kill_all()
+
+
+async def test_an_orderly_start_and_stop_warns_of_nothing(tmp_path: Path) -> None:
+    async with Cluster(tmp_path, 3) as cluster:
+        await cluster.stop_all()
+        for node in cluster.nodes:
+            cluster.start(node)
+        await cluster.wait_ready()
+        await cluster.stop_all()
+        for node in cluster.nodes:
+            for event in ("peer_unreachable", "no_leader", "peer_refused"):
+                assert f" {event} " not in node.log_text(), node.log_text()
