@@ -6,11 +6,15 @@ Not here: how the copy is made (`horae_node/backup.py`), what is made of it (`ho
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from math import isfinite
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import aiohttp
+import msgspec
 
+from horae.wire import Problem
 from horae_http.answer import BUFFERED_BYTES_MAX, Answer
 from horae_node.backup import Backup
 from horae_storage import snapshot
@@ -55,52 +59,88 @@ class BackupAnswer(Answer):
 
 
 class BackupRefused(Exception):
-    """The cluster or the file said no: one line, with the next step."""
+    """The cluster said no, and why."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
 
 
 class Unreachable(Exception):
-    """No node answered, or it broke off."""
+    """No node answered, or it broke off, or the deadline came first."""
 
 
-async def fetch(urls: list[str], token: str | None, path: Path) -> tuple[snapshot.SnapshotMeta, int]:
+class Source(NamedTuple):
+    """Whom to ask for a backup. `deadline_seconds`: how long it may take in all, `inf` for as long as it is sent."""
+
+    urls: Sequence[str]
+    token: str | None
+    deadline_seconds: float
+
+
+class Saved(NamedTuple):
+    """What a file is a copy of. `applied_index`: the last log entry in it."""
+
+    cluster: str
+    applied_index: int
+    size_bytes: int
+
+
+async def fetch(source: Source, path: Path) -> Saved:
     """Download a backup that holds all that was acknowledged before this call, check it, and give it its name.
 
-    What it is a copy of, and its size in bytes. A file at `path` is replaced. Raises: `BackupRefused`, `Unreachable`,
-    `StorageError` for a file that is damaged or cannot be written; nothing is left then.
+    A file at `path` is replaced. Raises: `BackupRefused`, `Unreachable`, `StorageError` for a file that is damaged or
+    cannot be written; nothing is left then.
     """
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=SILENCE_S)
     temporary = temporary_of(path)
     try:
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
-            last: Exception | None = None
-            for url in urls:
-                try:
-                    await _download(session, url.rstrip("/"), temporary)
-                    break
-                except (aiohttp.ClientError, TimeoutError) as error:
-                    last = error
-            else:
-                raise Unreachable(f"no node gave a backup ({last or 'none was named'}); is the cluster up?")
+        try:
+            async with asyncio.timeout(source.deadline_seconds if isfinite(source.deadline_seconds) else None):
+                await _download(source, temporary)
+        except TimeoutError:
+            raise Unreachable(f"no whole backup came in the {source.deadline_seconds:g} s of the deadline") from None
         meta = await asyncio.to_thread(snapshot.verify, temporary)
         await asyncio.to_thread(publish, temporary, path)
-        return meta, path.stat().st_size  # noqa: ASYNC240 (once, at the end)
+        return Saved(meta.cluster, meta.last_index, path.stat().st_size)  # noqa: ASYNC240 (once, at the end)
     finally:
         await asyncio.to_thread(temporary.unlink, missing_ok=True)
 
 
-async def _download(session: aiohttp.ClientSession, url: str, to: Path) -> None:
+async def _download(source: Source, to: Path) -> None:
+    """From the first node that gives it. What a node says tells more than that another one is silent."""
+    headers = {"Authorization": f"Bearer {source.token}"} if source.token else {}
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=SILENCE_S)
+    refusal: BackupRefused | None = None
+    silence: Exception | None = None
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        for url in source.urls:
+            try:
+                return await _copy(session, url.rstrip("/"), to)
+            except BackupRefused as error:
+                refusal = error
+            except (aiohttp.ClientError, TimeoutError) as error:
+                silence = error
+    raise refusal or Unreachable(f"no node gave a backup ({silence or 'none was named'})")
+
+
+async def _copy(session: aiohttp.ClientSession, url: str, to: Path) -> None:
     async with session.get(f"{url}/v1/cluster") as answer:
-        after = (await _require_ok(answer).json())["applied_index"]
+        await _require_ok(answer)
+        after = (await answer.json())["applied_index"]
     async with session.get(f"{url}/v1/backup", params={"after": after}) as answer:
+        await _require_ok(answer)
         with to.open("wb") as file:
-            async for piece in _require_ok(answer).content.iter_chunked(PIECE_BYTES):
+            async for piece in answer.content.iter_chunked(PIECE_BYTES):
                 file.write(piece)
 
 
-def _require_ok(answer: Any) -> Any:
-    if answer.status != 200:
-        raise BackupRefused(
-            f"{answer.url.origin()} answered {answer.status} {answer.reason}: see its log, or try again"
-        )
-    return answer
+async def _require_ok(answer: aiohttp.ClientResponse) -> None:
+    """Raises: `BackupRefused` with what the node says; where it says nothing that we know, with its status."""
+    if answer.status == 200:
+        return
+    try:
+        problem = msgspec.json.decode(await answer.read(), type=Problem)
+    except msgspec.MsgspecError:
+        detail = f"{answer.url.origin()} answered {answer.status} {answer.reason}: no horae node, or a proxy before it"
+        problem = Problem("about:blank", "Foreign answer", answer.status, detail, "not_horae")
+    raise BackupRefused(problem)

@@ -1,7 +1,8 @@
 """The commands that carry data in and out of a cluster: `horae backup`, `horae restore`, `horae node recover`.
 
 Exit codes as the user commands': 0 done, 1 refused, 2 bad usage or surroundings, 3 not reachable. Each refusal is one
-line with the next step. Not here: what is done (`backup.py`, `horae_node/restore.py`).
+line with the next step; what the cluster says is told as by the user commands (`cli.py`).
+Not here: what is done (`backup.py`, `horae_node/restore.py`).
 """
 
 from __future__ import annotations
@@ -21,22 +22,18 @@ from horae_storage.errors import StorageError
 
 EXIT_REFUSED: Final = 1
 EXIT_USAGE: Final = 2
-EXIT_UNREACHABLE: Final = 3
 
 
-def run_backup(file: Path, *, urls: list[str], token: str | None, force: bool) -> None:
-    """`horae backup FILE`."""
+def run_backup(file: Path, *, source: backup.Source, force: bool) -> backup.Saved:
+    """`horae backup FILE`. Raises: `BackupRefused`, `Unreachable`, for the command to tell."""
     if file.exists() and not force:
         _fail(EXIT_USAGE, f"{file} exists: choose another name, or --force to replace it once the new one is complete")
     try:
-        meta, size_bytes = asyncio.run(backup.fetch(urls, token, file))
-    except backup.Unreachable as error:
-        _fail(EXIT_UNREACHABLE, str(error))
-    except (backup.BackupRefused, StorageError) as error:
+        return asyncio.run(backup.fetch(source, file))
+    except StorageError as error:
         _fail(EXIT_REFUSED, str(error))
     except OSError as error:
         _fail(EXIT_USAGE, f"{file} cannot be written: {error.strerror or error}")
-    print(f"{file}: cluster {meta.cluster} at entry {meta.last_index}, {size_bytes} bytes, checked")
 
 
 def run_restore(file: Path, *, data_dir: Path, node_id: str, cluster: str) -> None:

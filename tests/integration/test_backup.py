@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -54,9 +55,13 @@ async def test_a_new_cluster_of_three_from_a_backup_goes_on_where_the_old_one_wa
         assert done.returncode == 0, done
         assert "checked" in done.stdout
         require_refusal(await horae("backup", str(file), "--url", follower.url), str(file), "--force")
-        assert (await horae("backup", str(file), "--url", follower.url, "--force")).returncode == 0
+        again = await horae("backup", str(file), "--url", follower.url, "--force", "--json")
+        assert again.returncode == 0, again
+        told = json.loads(again.stdout)
+        assert (told["file"], told["cluster"], told["size_bytes"]) == (str(file), "test", file.stat().st_size)
         await submit(api, "afterwards")
-    assert snapshot.verify(file).cluster == "test"
+    meta = snapshot.verify(file)
+    assert (meta.cluster, meta.last_index) == ("test", told["applied_index"])
 
     async with _Second(tmp_path / "second", file) as second:
         api = second.api
@@ -99,7 +104,8 @@ async def test_a_restore_refuses_what_it_should(tmp_path: Path) -> None:
     async with running_cluster(tmp_path / "first", 1) as first:
         await submit(first.api, "kept")
         assert (await horae("backup", str(file), "--url", first.nodes[0].url)).returncode == 0
-        require_refusal(await horae("backup", str(tmp_path / "x"), "--url", "http://127.0.0.1:9"), "no node", code=3)
+        away = ("--url", "http://127.0.0.1:9", "--deadline", "0.5")
+        require_refusal(await horae("backup", str(tmp_path / "x"), *away), "no node", code=3)
         assert not (tmp_path / "x").exists()
     target = tmp_path / "new"
     to_target = ("--data", str(target), "--node-id", "n1", "--cluster")
