@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import os
 import sys
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from horae.cli import main_group
+from horae.cli import AS_JSON, WHOM, Target, deadline_option, main_group, with_target
 
 if TYPE_CHECKING:
     from horae_node.config import Key, NodeConfig
 
 DEV_PORT = 7070
 EXIT_REFUSED = 2
+_BACKUP_DEADLINE = deadline_option(inf, "How long it may take in all. Default: as long as a node sends.")
 
 
 class NodeCommand(click.Command):
@@ -102,15 +104,24 @@ node.add_command(
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--url", "urls", multiple=True, metavar="URL", help="A node's base URL; repeat it for several.")
-@click.option("--token", envvar="HORAE_TOKEN", help="Bearer token with the role admin (HORAE_TOKEN).")
 @click.option("--force", is_flag=True, help="Replace FILE.")
-def backup(file: Path, urls: tuple[str, ...], token: str | None, force: bool) -> None:
-    """Save the cluster's whole state as FILE: of one moment, with all that was acknowledged before, checked."""
+@with_target(*WHOM, _BACKUP_DEADLINE, AS_JSON)
+def backup(target: Target, file: Path, force: bool) -> None:
+    """Save the cluster's whole state as FILE: of one moment, with all that was acknowledged before, checked.
+
+    It takes a token with the role admin.
+    """
+    from horae_http.backup import BackupRefused, Source, Unreachable
     from horae_http.offline import run_backup
 
-    named = list(urls) or os.environ.get("HORAE_URL", f"http://127.0.0.1:{DEV_PORT}").replace(",", " ").split()
-    run_backup(file, urls=named, token=token or None, force=force)
+    try:
+        saved = run_backup(file, source=Source(target.urls, target.token, target.deadline_seconds), force=force)
+    except BackupRefused as error:
+        target.refuse(error.problem)
+    except Unreachable as error:
+        target.not_reached(str(error))
+    words = f"cluster {saved.cluster} at entry {saved.applied_index}, {saved.size_bytes} bytes, checked"
+    target.tell({"file": str(file)} | saved._asdict(), f"{file}: {words}")
 
 
 @click.command()
