@@ -2,6 +2,7 @@
 
 A child runs through this file's own `__main__`: it dies with its parent (Linux: the kernel kills it; everywhere: its
 standard input, a pipe that only the parent holds, comes to its end), then becomes the module it was started for.
+It imports nothing from the directory it is started in, where a module may be called like one of the library.
 Not here: what the children are, or what to do when all are up (`dev.py`, next to read).
 """
 
@@ -52,7 +53,7 @@ class Child:
         and again, for what holds a port may just be going."""
         self._refused = refused
         self._restart_first_s = restart_first_s
-        self._argv = [sys.executable, "-m", "horae_http.children", str(os.getpid()), module, *args]
+        self._argv = [sys.executable, "-P", "-m", "horae_http.children", str(os.getpid()), module, *args]
         self._env = dict(env)
         self._say = say
         self._starts = 0

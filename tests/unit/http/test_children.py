@@ -144,6 +144,18 @@ async def test_stop_kills_one_that_does_not_listen(make):
     assert child.process.returncode == -signal.SIGKILL
 
 
+async def test_nothing_is_imported_from_the_directory_that_it_is_started_in(make, tmp_path, monkeypatch):
+    """The child's own start imports these, and so would every library later."""
+    own = tmp_path / "own"
+    own.mkdir()
+    for name in ("asyncio", "queue", "runpy", "sample"):
+        (own / f"{name}.py").write_text("raise SystemExit('not the one that was meant')\n", encoding="utf-8")
+    monkeypatch.chdir(own)
+    lines = Lines()
+    async with supervised(make("import queue\nprint('up', queue.Queue.__name__)\n" + WAITS, lines, asyncio.Event())):
+        await lines.wait_for("c", "up Queue")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="waits on a pidfd")
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "stopped"])
 def test_no_child_outlives_a_parent_that_was_killed(tmp_path: Path, stopped: bool):
