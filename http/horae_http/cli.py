@@ -8,14 +8,17 @@ Not here: what the commands do (`horae/cli.py`, `main.py`, `dev.py`, `offline.py
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from horae import streams
 from horae.cli import AS_JSON, WHOM, Target, deadline_option, main_group, with_target
+from horae_http.ending import interrupt_kills, say_last
 
 if TYPE_CHECKING:
     from horae_node.config import Key, NodeConfig
@@ -57,10 +60,11 @@ def _run_node(ctx: click.Context, /, config: Path | None, **flags: str | None) -
     if ctx.invoked_subcommand is not None:
         ctx.obj = (config, flags)
         return
-    loaded = _load(config, flags)
-    from horae_http.main import run_node
+    with interrupt_kills():
+        loaded = _load(config, flags)
+        from horae_http.main import run_node
 
-    sys.exit(run_node(loaded))
+        _exit(run_node(loaded))
 
 
 @click.pass_context
@@ -74,15 +78,18 @@ def _recover(ctx: click.Context, /, config: Path | None, yes_i_lose: bool, **fla
 
 
 def _load(config: Path | None, flags: dict[str, str | None]) -> NodeConfig:
+    from horae_http.paths import require_utf8
     from horae_node.config import load_config
     from horae_node.errors import ConfigError
 
     given = {name: value for name, value in flags.items() if value is not None}
     try:
-        return load_config(config, flags=given, environ=os.environ)
+        loaded = load_config(config, flags=given, environ=os.environ)
+        require_utf8(loaded.data_dir)
+        return loaded
     except ConfigError as error:
-        click.echo(f"horae: {error}", err=True)
-        sys.exit(EXIT_REFUSED)
+        say_last(error)
+        _exit(EXIT_REFUSED)
 
 
 node = NodeGroup(
@@ -151,10 +158,17 @@ def restore(file: Path, data_dir: Path, node_id: str, cluster: str) -> None:
 @click.option("--worker/--no-worker", default=True, help="Run the demo worker, and one job through it.")
 def dev(nodes: str, **options: Any) -> None:
     """Run a whole cluster on this machine, with a demo worker, until Ctrl-C. Its data stays."""
-    from horae_http.dev import run_dev
-    from horae_http.dev_place import DevOptions
+    with interrupt_kills():
+        from horae_http.dev import run_dev
+        from horae_http.dev_place import DevOptions
 
-    sys.exit(run_dev(DevOptions(nodes=int(nodes), **options)))
+        _exit(run_dev(DevOptions(nodes=int(nodes), **options)))
+
+
+def _exit(code: int) -> NoReturn:
+    """What a server could not print is no reason for another exit code than its own."""
+    streams.drop_unwritten()
+    sys.exit(code)
 
 
 main_group.add_command(node)
@@ -164,5 +178,8 @@ main_group.add_command(dev)
 
 
 def main() -> None:
-    """The console script."""
+    """Run the command line that this process was started with."""
+    streams.prepare()
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as `__main__.py` leaves it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     main_group(prog_name="horae")

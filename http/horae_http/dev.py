@@ -26,10 +26,13 @@ from horae_http.dev_place import (
     child_env,
     choose_raft_ports,
     count_nodes,
+    made_nodes,
     node_args,
+    note_layout,
     own_data_dir,
     require_free_ports,
 )
+from horae_http.ending import hang_up_stops, ignore_signals, say_last
 from horae_node.errors import ConfigError
 
 READY_S: Final = 30.0
@@ -53,19 +56,25 @@ T = TypeVar("T")
 
 
 def run_dev(options: DevOptions) -> int:
-    """Run the cluster until Ctrl-C; the exit code: 0, 1 (it did not come up), 2 (cannot start: one line says why)."""
+    """Run the cluster until Ctrl-C, SIGTERM or SIGHUP.
+
+    The exit code: 0, 1 (it did not come up), 2 (cannot start: one line says why).
+    """
     try:
         with own_data_dir(options):
             require_free_ports(options)
-            return asyncio.run(_Dev(options).run())
+            run = _Dev(options)
+            note_layout(options)
+            return asyncio.run(run.run())
     except ConfigError as error:
-        print(f"horae: {error}", file=sys.stderr)
+        say_last(error)
         return 2
 
 
 class Printer:
     """Lines of several processes on one output, each with its origin; coloured on a terminal.
 
+    What cannot be printed is left out: the run goes on, and stops in order, on a full disk and without its terminal.
     `on_closed` is called once, when nobody reads the output any more.
     """
 
@@ -87,8 +96,9 @@ class Printer:
             print(text, flush=True)
         except BrokenPipeError:
             self._closed = True
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes at its end
             self._on_closed()
+        except OSError:  # a disk may have room again, and whoever closes a terminal tells by SIGHUP
+            pass
 
 
 def colour_of(name: str) -> int:
@@ -108,7 +118,7 @@ class _Dev:
         self._leader: str | None = None
         self._printer = Printer(self._stop.set)
         self._refused = asyncio.Event()
-        self._again = any((options.data_dir / name).exists() for name in options.urls)
+        self._again = bool(made_nodes(options))
         args = node_args(options, choose_raft_ports(options))
         self._nodes = [self._child(name, "horae_http", flags) for name, flags in args.items()]
         self._worker = self._child("worker", "horae.demo", [])
@@ -127,11 +137,14 @@ class _Dev:
 
     async def run(self) -> int:
         self._handle_signals()
-        async with asyncio.TaskGroup() as group:
-            try:
-                return await self._serve(group)
-            finally:
-                await self._stop_all()
+        try:
+            async with asyncio.TaskGroup() as group:
+                try:
+                    return await self._serve(group)
+                finally:
+                    await self._stop_all()
+        finally:
+            ignore_signals()
 
     async def _serve(self, group: asyncio.TaskGroup) -> int:
         self._printer.say("dev", f"starting {count_nodes(len(self._nodes))}, data in {self._options.data_dir}")
@@ -172,7 +185,7 @@ class _Dev:
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hang_up_stops() else [])):
             loop.add_signal_handler(number, self._on_signal)
 
     def _on_signal(self) -> None:

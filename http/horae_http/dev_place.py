@@ -15,13 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from horae_http.paths import require_utf8
 from horae_node.errors import ConfigError
+from horae_storage.directory import is_new
+from horae_storage.files import temporary_of, write_atomically
 
 LOOPBACK: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 7070
 RAFT_PORT_OFFSET: Final = 1000
 """Raft ports are looked for from here on: below the range from which the system takes ports of outgoing connections."""
 PORTS_TRIED_MAX: Final = 500
+SIZES: Final = (1, 3, 5)
+"""How many nodes there may be."""
 LAYOUT_FILE: Final = "dev.json"
 LOCK_FILE: Final = "dev.lock"
 
@@ -45,6 +50,7 @@ class DevOptions:
 def own_data_dir(options: DevOptions) -> Iterator[None]:
     """Hold the data directory for this process alone. Raises: `ConfigError` with the fix."""
     root = options.data_dir
+    require_utf8(root)
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -61,23 +67,59 @@ def own_data_dir(options: DevOptions) -> Iterator[None]:
         os.close(lock)
 
 
+def made_nodes(options: DevOptions) -> list[str]:
+    """The ids of the nodes that have begun here, of whatever number."""
+    names = (f"n{i + 1}" for i in range(max(SIZES)))
+    return [name for name in names if not is_new(options.data_dir / name)]
+
+
+def note_layout(options: DevOptions) -> None:
+    """Write down how many nodes there are: last before they are started, so that a refusal binds nobody.
+
+    Raises: `ConfigError` with the fix.
+    """
+    path = options.data_dir / LAYOUT_FILE
+    if _read_layout(path) == options.nodes:
+        return
+    try:
+        write_atomically(path, json.dumps({"nodes": options.nodes}).encode() + b"\n")
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary_of(path).unlink()
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; mend that, or choose another --data") from error
+
+
 def _require_same_layout(options: DevOptions) -> None:
     """One data directory, one number of nodes: the voters of a cluster are not changed by a flag."""
-    path = options.data_dir / LAYOUT_FILE
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))["nodes"]
-    except FileNotFoundError:
-        path.write_text(json.dumps({"nodes": options.nodes}) + "\n", encoding="utf-8")
+    made = made_nodes(options)
+    if not made:
         return
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    path = options.data_dir / LAYOUT_FILE
+    found = _read_layout(path)
+    if found is None:
+        likely = next(size for size in SIZES if size >= int(made[-1][1:]))
         raise ConfigError(
-            f"{path} cannot be read ({error}): delete {options.data_dir}, or choose another --data"
-        ) from error
+            f'{path} does not say how many nodes the cluster there has: write {{"nodes": {likely}}} into it, since '
+            f"{', '.join(made)} {'is' if len(made) == 1 else 'are'} beside it, or choose another --data"
+        )
     if found != options.nodes:
         raise ConfigError(
             f"{options.data_dir} holds a cluster of {count_nodes(found)}, not {options.nodes}: "
             f"start it with --nodes {found}, or choose another --data"
         )
+
+
+def _read_layout(path: Path) -> int | None:
+    """How many nodes were written down; None for nothing, or nothing that could have been. Raises: `ConfigError`."""
+    try:
+        found = json.loads(path.read_bytes())["nodes"]
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            return None
+        raise ConfigError(f"{path} cannot be read: {error.strerror}; mend that, or choose another --data") from error
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return found if type(found) is int and found in SIZES else None
 
 
 def count_nodes(count: int) -> str:
@@ -140,6 +182,9 @@ def node_args(options: DevOptions, raft_ports: list[int]) -> dict[str, list[str]
 
 
 def child_env(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the keys of nodes, clients and workers: what a child gets is its flags."""
+    """The environment without the keys of nodes, clients and workers: what a child gets is its flags.
+
+    It writes to a pipe of ours, which is read as UTF-8, whatever the terminal's encoding is.
+    """
     kept = {name: value for name, value in environ.items() if not name.startswith("HORAE_")}
-    return kept | {"PYTHONUNBUFFERED": "1"}
+    return kept | {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8:backslashreplace"}

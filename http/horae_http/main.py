@@ -12,7 +12,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 from collections.abc import Coroutine
 from typing import Final, NoReturn
 
@@ -20,6 +19,7 @@ import uvloop
 
 from horae_http.app import build_app
 from horae_http.auth import Tokens
+from horae_http.ending import hang_up_stops, ignore_signals, say_last
 from horae_http.join import ask_in, learn_members
 from horae_http.server import start_server
 from horae_node import logs
@@ -43,17 +43,17 @@ log = logs.get_log("process")
 
 
 def run_node(config: NodeConfig) -> int:
-    """Run a node until it is told to stop (SIGTERM, SIGINT) or must end; the exit code of the process."""
+    """Run a node until it is told to stop (SIGTERM, SIGINT, SIGHUP) or must end; the exit code of the process."""
     logs.configure(config.log_level, config.node_id)
     try:
         require_surroundings(config)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_run(config))
     except REFUSALS as error:
-        print(f"horae: {error}", file=sys.stderr)
+        say_last(error)
         return EXIT_REFUSED
     except StorageError as error:  # no room, or a disk that fails: a later start may do
-        print(f"horae: {error}", file=sys.stderr)
+        say_last(error)
         return EXIT_FATAL
     return 0
 
@@ -61,6 +61,12 @@ def run_node(config: NodeConfig) -> int:
 async def _run(config: NodeConfig) -> None:
     """From start to orderly stop. A fatal error does not come back from here: the process ends at once."""
     stop = _stop_on_signals()
+    await _run_until(stop, config)
+    await asyncio.get_running_loop().shutdown_default_executor()  # a write may be under way: the last wait to hurry
+    ignore_signals()
+
+
+async def _run_until(stop: asyncio.Event, config: NodeConfig) -> None:
     if config.join and not await _unless_told(stop, learn_members(config, _token())):
         return
     node = Node(config, clock=SystemClock())
@@ -124,16 +130,18 @@ async def _serve(config: NodeConfig, node: Node, stop: asyncio.Event) -> None:
 
 
 def _stop_on_signals() -> asyncio.Event:
-    """Set at the first SIGTERM or SIGINT; a second one ends the process at once (what is acknowledged is on disk)."""
+    """Set at the first SIGTERM, SIGINT or SIGHUP; a second one ends the process at once (what is acknowledged is on
+    disk), but a terminal that closes may tell twice.
+    """
     stop = asyncio.Event()
 
     def on_signal(number: int) -> None:
-        if stop.is_set():
+        if stop.is_set() and number != signal.SIGHUP:
             os._exit(128 + number)
         log.event("signal", number=number)
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, *([signal.SIGHUP] if hang_up_stops() else [])):
         asyncio.get_running_loop().add_signal_handler(number, on_signal, number)
     return stop
 
@@ -157,7 +165,7 @@ async def _end_on_fatal(node: Node) -> None:
 def _end(error: BaseException) -> NoReturn:
     """End the process at once: nothing that the node holds can be trusted to answer well, nor to be cleaned up."""
     if isinstance(error, (Outdated, ConfigError)):
-        print(f"horae: {error}", file=sys.stderr, flush=True)
+        say_last(error)
         os._exit(EXIT_REFUSED)
     log.error("fatal", exc=error, reason=str(error))
     logging.shutdown()
