@@ -89,6 +89,22 @@ async def test_damaged_data(tmp_path: Path, name: str, at: int, damage: bytes | 
     require_refusal(run_node(owner), str(path), "damaged", "keep the files", "docs/operations.md")
 
 
+async def test_data_whose_identity_is_missing(tmp_path: Path) -> None:
+    """An empty directory under the old id is what must not be advised: it would have forgotten its votes."""
+    owner = await run_and_stop(tmp_path)
+    (owner.data_dir / "identity.json").unlink()
+    done = run_node(owner)
+    require_refusal(done, "identity.json is missing", "keep the files", "'A node whose disk was lost'")
+    assert "empty" not in done.stderr
+
+
+def test_a_new_directory_that_holds_somebodys_files(node: NodeProcess) -> None:
+    node.data_dir.mkdir()
+    (node.data_dir / "thesis.tex").write_text("theirs", encoding="utf-8")
+    require_refusal(run_node(node), str(node.data_dir), "holds thesis.tex", "a directory of its own")
+    assert [it.name for it in node.data_dir.iterdir()] == ["thesis.tex"]
+
+
 async def test_directory_in_use(tmp_path: Path) -> None:
     async with Cluster(tmp_path, 1) as cluster:
         first = cluster.nodes[0]
