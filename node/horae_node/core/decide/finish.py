@@ -35,7 +35,7 @@ from horae_node.core.tables import (
     terms_of,
 )
 
-NOT_FOUND = Rejected("not_found", "there is no job with this id")
+NOT_FOUND = Rejected("not_found", "no job with this id")
 LEASE_LOST = Rejected("lease_lost", "another attempt holds the job, or this one was ended otherwise")
 
 
