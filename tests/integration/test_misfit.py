@@ -92,7 +92,9 @@ async def test_two_clusters_of_one_name_never_exchange_a_message(tmp_path: Path)
             assert node.alive, node.log_text()
             for there in cluster.nodes:
                 assert node.log_text().count(f"members differ: {there.name} has") <= node.starts, "once a start"
-        assert "peer_connected" not in [line for line in three.log_text().splitlines() if "peer=n1" in line]
+        for node in smaller:
+            assert f" peer_connected node=n3 room=raft peer={node.name}" not in three.log_text()
+        assert " peer_connected node=n3 room=raft peer=n4" in three.log_text()
         await cluster.stop_all()
         assert cluster.check_logs() == []
 
