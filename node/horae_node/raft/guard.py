@@ -77,6 +77,7 @@ class Link:
     __slots__ = (
         "answered_at",
         "awaits_install",
+        "awaits_since",
         "beat_at",
         "connected",
         "disk_full",
@@ -119,6 +120,8 @@ class Link:
         """Taken out of the library's `connected`, which ends its send loop for this peer (rules 10, 16)."""
         self.awaits_install = 0
         """Index of a snapshot that was sent whole and is not installed there yet; 0 = none."""
+        self.awaits_since = 0
+        """Number of the append_entries that carried its last piece."""
         self.held = 0
         """Highest index that it acknowledged and our own disk has not (rule 2)."""
         self.gated: deque[tuple[int, Message]] = deque()
@@ -532,7 +535,10 @@ class Guard:
         self._hear(link, message)
         piece, seq = message.get("serialized"), message["seq"]
         if piece is None or self.installing is not None or self._intake_rests:
-            self._keep_alive(link, seq)  # 8: every one is answered, or the leader thinks us dead
+            # 8: every one is answered, or the leader thinks us dead
+            answer = self._answer_message(seq, 0, early=bool(link.gated))
+            answer["installs"] = self.installing is not None or self._intake_rests
+            self._send(link, answer)
             return
         if not (isinstance(piece, dict) and _is_sound(piece, PIECE_FIELDS)):
             self._disconnect(link.peer.id, "malformed snapshot piece")
@@ -569,11 +575,16 @@ class Guard:
     def finish_install(self, restore: Callable[[SnapshotInfo], None]) -> bool:
         """The received snapshot is durable: `restore` the state from it, and let the log begin there.
 
-        False when it has become useless meanwhile. The leader hears of it with its next message.
+        False when it has become useless meanwhile.
         """
         snapshot, self.installing = self.installing, None
         core, journal = self._core, self._journal
-        if snapshot is None or core.state == LEADER or snapshot.last_index <= self._safe:
+        leader = self._connected_leader()
+        if snapshot is None or core.state == LEADER:
+            return False
+        if snapshot.last_index <= self._safe:
+            if leader is not None:
+                self._accept(leader, leader.got_seq, self._safe)
             return False
         restore(snapshot)
         index = snapshot.last_index
@@ -585,7 +596,6 @@ class Guard:
         core.commit = max(core.commit, index)
         self.commit_known = max(self.commit_known, index)
         core.forget_waiting(index)
-        leader = self._connected_leader()
         if leader is not None:
             self._accept(leader, leader.got_seq, index)  # 8: the applied prefix only, not our log's end
         return True
@@ -629,6 +639,7 @@ class Guard:
             if piece["last"]:
                 self._mute(link)
                 link.awaits_install = piece["index"]
+                link.awaits_since = link.seq
                 self._core.next_index[link.peer] = piece["index"] + 1
         if size:
             link.flight.append((link.seq, size))
@@ -665,6 +676,8 @@ class Guard:
             if isinstance(wall_ms, int):
                 self._on_peer_clock(link.peer.id, wall_ms)
         next_index, reset, success = message["next_node_idx"], message["reset"], message["success"]
+        if message.get("installs") is False and seq > link.awaits_since:
+            link.awaits_install = 0  # 8: its word of how the install ended may not have reached us
         if "have" in message and (offset := self._shelf.skip(link.peer.id, message["have"])) is not None:
             log.event("snapshot_resumed", peer=link.peer.id, offset=offset)
         if reset:

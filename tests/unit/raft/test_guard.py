@@ -275,6 +275,25 @@ def test_8_a_snapshot_that_could_not_be_kept_is_asked_for_again(led: Script) -> 
     assert led["a"].guard.holding_index is None
 
 
+@pytest.mark.parametrize("kept", [True, False], ids=["installed", "abandoned"])
+def test_8_a_leader_who_was_not_told_how_an_install_ended_learns_of_it(led: Script, kept: bool) -> None:
+    """Who receives may not know its leader in that moment: it heard nothing for a while."""
+    far_back(led)
+    led["c"].core.forget_leader()
+    if kept:
+        assert led["c"].install()
+    else:
+        led["c"].guard.abandon_install()
+    assert answers(led.under_way("c", "a"))[-1] == (False, -1), "of the pieces only"
+    led.run("abc", 300)
+    if not kept:
+        assert len(led["c"].installs) == 2
+        assert led["c"].install()
+        led.run("abc", 300)
+    assert led["c"].machine.entries == led["a"].machine.entries
+    assert led["a"].guard.holding_index is None
+
+
 def test_8_a_snapshot_that_came_damaged_is_made_anew(led: Script) -> None:
     far_back(led)
     led["c"].guard.abandon_install(damaged=True)

@@ -178,6 +178,7 @@ def test_8_an_install_that_the_log_has_overtaken_replaces_nothing(led: Script) -
     led.run("abc", 200)
     assert led["b"].machine.applied_index == 5
     assert install(led, "b") == []
+    assert answers(led.under_way("b", "a")) == [(True, 5)], "the leader, who waits for the install, is told"
 
 
 def test_8_a_node_that_has_come_to_lead_installs_nothing(led: Script) -> None:
