@@ -42,7 +42,8 @@ class NodeGroup(NodeCommand, click.Group):
 
 
 def _node_params() -> list[click.Parameter]:
-    from horae_node.config import KEYS
+    with interrupt_kills():
+        from horae_node.config import KEYS
 
     path = click.Path(path_type=Path)
     config = click.Option(["--config"], type=path, envvar="HORAE_CONFIG", help="the file (TOML); also HORAE_CONFIG")

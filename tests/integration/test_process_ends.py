@@ -166,10 +166,15 @@ runpy.run_module("horae_http", run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.mark.parametrize("name", ["click", "aiohttp", "horae_http.dev", "horae_http.dev_place"])
-def test_ctrl_c_during_the_imports_says_nothing(tmp_path: Path, name: str) -> None:
-    args = [f"--data={tmp_path / 'data'}", "--no-worker"]
-    source = IMPORTING.format(name=name, args=["dev", *args])
+OF_DEV = ("click", "aiohttp", "horae_http.dev", "horae_http.dev_place")
+OF_NODE = ("horae_node.config", "uvloop")
+
+
+@pytest.mark.parametrize(("what", "name"), [*(("dev", name) for name in OF_DEV), *(("node", name) for name in OF_NODE)])
+def test_ctrl_c_during_the_imports_says_nothing(tmp_path: Path, what: str, name: str) -> None:
+    (node,) = make_nodes(tmp_path, ["n1"])
+    args = dev_args(tmp_path) if what == "dev" else command("node", "--config", str(node.config_path))
+    source = IMPORTING.format(name=name, args=args[args.index(what) :])
     with started([sys.executable, "-c", source]) as process:
         text, error = process.communicate(timeout=LIMIT_S)
         assert (process.returncode, text, error) == (-signal.SIGINT, "", "")
