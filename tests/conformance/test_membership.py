@@ -220,6 +220,27 @@ async def test_a_node_that_was_away_is_led_by_one_that_it_never_met(make: MakeCl
     await cluster.wait_all_hold([b"one", b"three of four"])
 
 
+async def test_a_node_all_of_whose_peers_left_while_it_was_away_is_found_by_the_others(make: MakeCluster) -> None:
+    cluster = make(5, 2)
+    await cluster.start()
+    leader = await cluster.leader()
+    away, other = [node_id for node_id in ("n1", "n2", "n3") if node_id != leader]
+    await cluster.stop(away)
+    await add(cluster, "n1 n2 n3", "n4")
+    await add(cluster, "n1 n2 n3 n4", "n5")
+    await cluster.nodes[leader].hand_over("n5")
+    assert await cluster.leader() == "n5"
+    for gone, left in ((leader, f"{away} {other} n4 n5"), (other, f"{away} n4 n5")):
+        removed = leader if gone == leader else f"{leader} {other}"
+        await cluster.change(left, removed=removed)
+        await cluster.nodes.pop(gone).stop()
+    await cluster.start(away)
+    await cluster.machines[away].wait_for(lambda machine: machine.roster is not None, 30)
+    await cluster.stop("n4")
+    await cluster.propose(b"two of three")
+    await cluster.wait_all_hold([b"two of three"])
+
+
 async def test_two_shrink_to_one_and_grow_again(make: MakeCluster) -> None:
     cluster = make(3, 1)
     await cluster.start()

@@ -26,6 +26,7 @@ FOUND: dict[int, str] = {
     821: "cluster time stood still, then jumped: a delay ended early",
     9001465: "a node all of whose known peers had left was never found by those that stayed: a majority of one too few",
     9001833: "the same, of a node that was connected to one follower and cut from all the others it knew",
+    12000661: "a leader waited for ever for an install that the follower's own log had overtaken",
     700042: "a leader restarted in an outage lags by it (see README.md): allowed for, and by no more",
 }
 """Seeds that found something, and what it was: they must pass now."""

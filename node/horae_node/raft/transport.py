@@ -295,6 +295,8 @@ class TcpTransport:
         if link.misfit is not None:
             link.told_id = node_id
             return link.misfit
+        if isinstance(node_id, str) and node_id not in self._addresses:
+            self._hear_of(node_id, hello)
         if not isinstance(node_id, str) or (node_id not in self._addresses and node_id not in self._removed):
             return self._unknown(node_id)
         link.told_id = node_id
@@ -324,6 +326,12 @@ class TcpTransport:
         if ours is None or theirs is None or theirs == ours or self.own_id not in ours or node_id not in theirs:
             return None
         return f"members differ: {node_id} has {','.join(theirs)}, here {','.join(ours)}: make them alike"
+
+    def _hear_of(self, stranger: str, hello: Message) -> None:
+        """Its roster may be the only one that reaches us: all whom we knew may have left while we were away."""
+        book, own_index = book_of(hello.get("book")), self.hello.get("book", [0])[0]
+        if book is not None and book.introduces(stranger, self.own_id, own_index):
+            self._receiver.on_book(book)
 
     def _unknown(self, node_id: object) -> str:
         ids = ",".join(sorted({self.own_id, *self._addresses}))

@@ -530,6 +530,24 @@ async def test_who_is_not_known_reads_who_is_and_what_to_do(pair: Pair, at_index
     writer.close()
 
 
+@pytest.mark.parametrize(
+    ("voters", "at_index", "believed"),
+    [("n2 n4", 8, True), ("n2 n4", 7, False), ("n2 n3", 8, False), ("n3 n4", 8, False)],
+    ids=["newer", "as old as ours", "without the stranger", "without us"],
+)
+async def test_a_stranger_that_is_a_member_by_a_newer_roster_is_believed(
+    pair: Pair, voters: str, at_index: int, believed: bool
+) -> None:
+    """All whom a node knew may have left while it was away."""
+    two = await pair.start("n2", voters="n1 n2", at_index=7)
+    book = roster_of(voters, at_index)
+    reader, writer = await pair.dial()
+    writer.write(frame(HELLO | {"node": "n4", "book": book_as_told(book)}))
+    await asyncio.wait_for(reader.read(), 5)
+    assert two.books == ([book] if believed else [])
+    writer.close()
+
+
 # ---------------------------------------------------------------- who is not reached
 
 
