@@ -78,7 +78,6 @@ async def test_a_node_without_a_leader_says_so_once(cluster: Cluster, caplog: py
     leader = cluster.nodes[await cluster.leader()]
     other = cluster.nodes["n2" if leader is cluster.nodes["n1"] else "n1"]
     await wait_until(lambda: other.leader_id is not None)
-    assert len(lines(caplog, "no_leader")) <= 2, "of n1 once, of n2 as well, if the vote took long"
     caplog.clear()
     assert cluster.network is not None
     cluster.network.cut("n1", "n2")
