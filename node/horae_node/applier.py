@@ -25,6 +25,9 @@ from horae_storage.kv import TXN_BYTES_MAX, Frozen, Store, View
 
 log = logs.get_log("state")
 
+FULL_RETRY_MS = 1000
+"""How soon a state without room looks for some again, where the interval of its commits is longer."""
+
 _NO_HEADER = Header(ENTRY_VERSION, 0, 0, 0)
 
 
@@ -62,6 +65,8 @@ class Applier:
         self._in_entry = False
         """An entry is applied, or its apply raised and left half of it in the open transaction."""
         self._full = False
+        self._held = False
+        self._on_full: Callable[[StorageFull | None], None] | None = None
         self._copies: dict[asyncio.Future[tuple[int, bytes]], Frozen] = {}
         self._last_stamp = (self.meta().now_ms, clock.monotonic_ms())
         self._committed_at_ms = clock.monotonic_ms()
@@ -109,6 +114,11 @@ class Applier:
         """Call `callback()` after a snapshot replaced the state. One callback."""
         self._on_install = callback
 
+    def on_full(self, callback: Callable[[StorageFull | None], None]) -> None:
+        """Call `callback(why)` when the open transaction is as large as it may be, and there is no room to commit it:
+        nothing more should be given to `apply`. `callback(None)` when it is committed. One callback."""
+        self._on_full = callback
+
     def apply(self, index: int, entry: bytes) -> EntryOutcome:
         """Apply one entry; the library's own empty ones only move the index on."""
         header, commands = self._own.split(entry) if entry else (_NO_HEADER, ())
@@ -126,16 +136,25 @@ class Applier:
             self._last_stamp = (header.now_ms, self._clock.monotonic_ms())
         self._commands_open += len(commands)
         if self._commands_open >= self._commit_commands or self._store.dirty_bytes >= TXN_BYTES_MAX // 2:
-            self._try_commit()
+            self._commit_large()
         if self._on_entry is not None:
             self._on_entry(index, outcome)
         return outcome
 
     def maybe_commit(self) -> None:
         """Commit what has been open for the interval; called by the owner's timer."""
-        due = self._clock.monotonic_ms() - self._committed_at_ms >= self._commit_interval_ms
+        interval_ms = min(self._commit_interval_ms, FULL_RETRY_MS) if self._full else self._commit_interval_ms
+        due = self._clock.monotonic_ms() - self._committed_at_ms >= interval_ms
         if due and self._applied_index > self._durable_index:
             self._try_commit()
+
+    def _commit_large(self) -> None:
+        """The open transaction should not grow. On a full disk, that is known after the first try: the timer tries."""
+        if not self._full:
+            self._try_commit()
+        if self._full and not self._held and self._on_full is not None:
+            self._held = True
+            self._on_full(StorageFull("the state has no room on the disk"))
 
     def _try_commit(self) -> None:
         """Commit, or keep the transaction open for a later try when the disk is full: the log still has all of it.
@@ -147,7 +166,6 @@ class Applier:
         try:
             self.commit()
         except StorageFull as error:
-            self._commands_open = 0
             self._committed_at_ms = self._clock.monotonic_ms()
             if not self._full:
                 log.warning("state_disk_full", reason=str(error))
@@ -162,10 +180,16 @@ class Applier:
         """Make everything applied durable. Raises: `StorageFull` (all writes stay in the open transaction)."""
         assert not self._in_entry
         self._store.commit()
-        self._full = False
         self._durable_index = self._applied_index
         self._commands_open = 0
         self._committed_at_ms = self._clock.monotonic_ms()
+        self._note_room()
+
+    def _note_room(self) -> None:
+        self._full = False
+        if self._held and self._on_full is not None:
+            self._held = False
+            self._on_full(None)
 
     async def take_snapshot(self, path: Path, term_of: Callable[[int], int]) -> SnapshotInfo:
         self.commit()
@@ -207,6 +231,7 @@ class Applier:
         self._roster = _read_roster(self._store.txn)
         self._last_stamp = (self.meta().now_ms, self._clock.monotonic_ms())
         self._commands_open = 0
+        self._note_room()
         if self._on_install is not None:
             self._on_install()
 

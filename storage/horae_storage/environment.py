@@ -2,8 +2,8 @@
 
 Default sync mode and no writemap: measured, the only mode in which power cuts lost and corrupted nothing. The file is
 looked at before it is mapped (a truncated one is SIGBUS at the first read), the map grows before it is needed (LMDB
-cannot grow under an open transaction), and room on the disk is reserved ahead, so that a full disk is found out
-before a transaction is tried, not in the middle of it. Not here: what is stored. Next: `lmdb_kv.py`, `raft_log.py`.
+cannot grow under an open transaction), and for all that a commit may write there is room on the disk before it begins:
+LMDB never meets a full disk. Not here: what is stored. Next: `lmdb_kv.py`, `raft_log.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import errno
 import os
 import struct
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import lmdb
 
@@ -23,12 +23,21 @@ MAP_BYTES = 1 << 30
 """First map size: address space only, no disk, no memory. It doubles when 60 % of it are used."""
 
 RESERVE_BYTES = 16 << 20
-"""Room taken on the disk ahead of the last page: what the commits of a second of heavy load grow the file by."""
+"""Room taken on the disk beyond what the next commit may write, so that not each commit has to ask for some."""
+
+LOCK_SUFFIX = "-lock"
+"""LMDB's own name for the file of its reader table."""
 
 MAX_READERS = 1024
 """Slots for read transactions (default 126): copies and scans of other threads, and what a killed process left."""
 
 _GROW_NUMERATOR, _GROW_DENOMINATOR = 6, 10
+
+_NODE_BYTES: Final = 16
+"""What LMDB keeps beside a key and a value in a page of the tree, rounded up; with our checksum."""
+
+_LOCK_BYTES: Final = 128 * 1024
+"""Of the reader table, rounded up. It is a map of a file with holes: touched on a full disk, a hole is SIGBUS."""
 
 _PAGE_HEADER_BYTES = 16
 _META = struct.Struct("<IIQQ48s48sQQ")  # magic, version, address, map size, free db, main db, last page, txn id
@@ -48,6 +57,32 @@ class FileShape(NamedTuple):
     page_bytes: int
     used_bytes: int
     """Bytes up to and with the last page: a shorter file is truncated."""
+    roots: tuple[int, ...]
+    """First pages of the trees that are not empty: of the free pages, and of the rows."""
+
+
+class Written(Protocol):
+    """What a transaction wrote: enough to say how many pages a commit of it may add to the file."""
+
+    @property
+    def writes(self) -> int:
+        """Puts and deletes."""
+        ...
+
+    @property
+    def written_bytes(self) -> int:
+        """Of all keys and values."""
+        ...
+
+    @property
+    def large_writes(self) -> int:
+        """Puts of values larger than half a page: these get pages of their own."""
+        ...
+
+    @property
+    def large_bytes(self) -> int:
+        """Of their values."""
+        ...
 
 
 class Environment:
@@ -72,6 +107,7 @@ class Environment:
             self._page_bytes = shape.page_bytes
             self._reserve_bytes = reserve_bytes
             self._map_bytes = max(map_bytes, 2 * shape.used_bytes)
+            _take_lock_room(path)
             self._lmdb = _open(path, self._map_bytes)
         except StorageError:
             os.close(self._fd)
@@ -79,6 +115,11 @@ class Environment:
         self._reserved_bytes = os.fstat(self._fd).st_size
         self._closed = False
         self.reserve()
+
+    @property
+    def large_bytes(self) -> int:
+        """A value of more bytes surely has pages of its own."""
+        return self._page_bytes // 2
 
     def begin(self) -> Any:
         """A write transaction of py-lmdb, with at least 40 % of the map free for it. Raises: `StorageFailed`."""
@@ -111,19 +152,44 @@ class Environment:
 
     def reserve(self, least_bytes: int = 0) -> bool:
         """See to room on the disk beyond the last page; False when the disk does not give enough: `least_bytes`, and
-        a quarter of what is usually reserved.
-
-        Called before a commit: True means that the commit does not meet a full disk, unless it alone grows the file
-        by more than that.
+        a quarter of what is usually reserved at the least.
         """
-        used = self.used_bytes()
-        least = used + max(least_bytes, self._reserve_bytes // 4)
+        least = self.used_bytes() + max(least_bytes, self._reserve_bytes // 4)
         if self._reserved_bytes >= least:
             return True
-        return self._allocate(max(used + self._reserve_bytes, least)) or self._allocate(least)
+        return self._allocate(least + self._reserve_bytes) or self._allocate(least)
+
+    def reserve_commit(self, written: Written) -> bool:
+        """See to room for all that a commit of `written` may add to the file; False when the disk does not give it.
+
+        True: the commit does not meet a full disk. Asked on the thread of the open transaction, before the commit.
+        """
+        return self.reserve(self._commit_pages_max(written) * self._page_bytes)
+
+    def _commit_pages_max(self, written: Written) -> int:
+        """More than a commit can take from the end of the file: as if no free page within were of use.
+
+        A page of the tree is copied once in a transaction, however often it is written. A write touches a leaf, and
+        one beside it where both are to be levelled; it splits one at most, and only a full one: that was there before,
+        or was filled since. A parent splits as its children do. What is freed is written down, eight bytes a page.
+        """
+        page_bytes, stat = self._page_bytes, self._lmdb.stat()
+        small_bytes = written.written_bytes - written.large_bytes + written.writes * _NODE_BYTES
+        leaves = min(2 * written.writes, stat["leaf_pages"])
+        splits = min(written.writes, stat["leaf_pages"] + 4 * small_bytes // page_bytes) + 1
+        branches = min(2 * written.writes * stat["depth"], stat["branch_pages"])
+        tree = leaves + splits + 2 * branches + splits // 3 + 2
+        large = written.large_bytes // page_bytes + 2 * written.large_writes
+        freed = (self.used_bytes() // page_bytes + tree + large) * 32 // page_bytes + 16
+        return int(tree + large + freed)
 
     def _allocate(self, until: int) -> bool:
+        """Asks only for what is there: a file system that gives up on the way may keep what it found until then, and
+        the other files of the node would be left without."""
         try:
+            room = os.fstatvfs(self._fd)
+            if room.f_bavail * room.f_frsize < until - self._reserved_bytes:
+                return False
             os.posix_fallocate(self._fd, self._reserved_bytes, until - self._reserved_bytes)
         except OSError as error:
             if error.errno in _FULL_ERRNOS:
@@ -201,7 +267,8 @@ def _read_meta(head: bytes, offset: int) -> tuple[int, FileShape] | None:
         return None
     if not all(_is_tree(db, last_page) for db in (free_db, main_db)):
         return None
-    return txn_id, FileShape(page_bytes, (last_page + 1) * page_bytes)
+    roots = tuple(root for root in map(_root_of, (free_db, main_db)) if root != _NO_PAGE)
+    return txn_id, FileShape(page_bytes, (last_page + 1) * page_bytes, roots)
 
 
 def _is_tree(db: bytes, last_page: int) -> bool:
@@ -210,11 +277,35 @@ def _is_tree(db: bytes, last_page: int) -> bool:
     return bool(entries == 0 if root == _NO_PAGE else entries > 0 and _META_PAGES <= root <= last_page)
 
 
+def _root_of(db: bytes) -> int:
+    root: int = _DB_END.unpack_from(db, len(db) - _DB_END.size)[1]
+    return root
+
+
 def _open_fd(path: Path) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise DirectoryUnusable(f"{path} cannot be used: {error.strerror}: mend its owner, mode or disk") from error
+
+
+def _take_lock_room(path: Path) -> None:
+    """Fill the holes of the reader table before it is mapped. One that was in use before does without.
+
+    Raises: `StorageFull`, `StorageFailed`.
+    """
+    lock_path = path.with_name(path.name + LOCK_SUFFIX)
+    try:
+        fd = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.posix_fallocate(fd, 0, _LOCK_BYTES)
+        except OSError:
+            if not os.fstat(fd).st_blocks:
+                raise
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise as_file_error(error, lock_path) from error
 
 
 def _open(path: Path, map_bytes: int) -> Any:

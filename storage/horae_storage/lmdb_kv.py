@@ -20,14 +20,21 @@ import lmdb
 from msgpack import unpackb
 from msgspec.msgpack import Encoder
 
-from horae_storage.environment import MAP_BYTES, RESERVE_BYTES, Environment, as_file_error, as_storage_error, read_shape
+from horae_storage.environment import (
+    LOCK_SUFFIX,
+    MAP_BYTES,
+    RESERVE_BYTES,
+    Environment,
+    as_file_error,
+    as_storage_error,
+    read_shape,
+)
 from horae_storage.errors import StorageError, StorageFailed, StorageFull
 from horae_storage.files import PACE_BYTES, pace, publish, sweep_temporaries, sync_directory, temporary_of
 from horae_storage.kv import Row
 from horae_storage.rows import CRC_BYTES, DELETED, INTACT, corrupt_row, require_key
 
 _SUFFIX = ".mdb"
-_LOCK_SUFFIX = "-lock"  # LMDB's own name for the file of its reader table
 
 
 _pack = Encoder().encode
@@ -41,18 +48,33 @@ class LmdbTxn:
     Its methods are the hottest of the product: bound functions in slots, the row's bytes made and checked in place.
     """
 
-    __slots__ = ("_cursor", "_delete", "_digest", "_get", "_pack", "_path", "_put", "written_bytes")
+    __slots__ = (
+        "_cursor",
+        "_delete",
+        "_digest",
+        "_get",
+        "_large_from",
+        "_pack",
+        "_path",
+        "_put",
+        "large_bytes",
+        "large_writes",
+        "writes",
+        "written_bytes",
+    )
 
-    def __init__(self, txn: Any, path: Path) -> None:
+    def __init__(self, txn: Any, env: Environment) -> None:
         self._get = txn.get
         self._put = txn.put
         self._delete = txn.delete
         self._cursor = txn.cursor
         self._pack = _pack
-        self._path = path
+        self._path = env.path
+        self._large_from = env.large_bytes
         self._digest = 0
         self.written_bytes = 0
         """Bytes of the keys and rows written so far; 0 means that there is nothing to commit."""
+        self.writes = self.large_writes = self.large_bytes = 0  # by these the room for the commit is reckoned
 
     def get(self, key: bytes) -> Row | None:
         try:
@@ -73,7 +95,12 @@ class LmdbTxn:
         except lmdb.Error as error:
             raise self._failure(error, key) from error
         self._digest = crc32(crc, self._digest)
-        self.written_bytes += len(packed)
+        size = len(packed)
+        self.written_bytes += len(key) + size
+        self.writes += 1
+        if size > self._large_from:
+            self.large_writes += 1
+            self.large_bytes += size
 
     def delete(self, key: bytes) -> bool:
         try:
@@ -83,6 +110,7 @@ class LmdbTxn:
             raise self._failure(error, key) from error
         self._digest = crc32(key, self._digest ^ DELETED)
         self.written_bytes += len(key)
+        self.writes += 1
         return True
 
     def scan(self, start: bytes, stop: bytes, *, limit: int, reverse: bool = False) -> list[tuple[bytes, Row]]:
@@ -247,7 +275,7 @@ class LmdbStore:
     def commit(self) -> None:
         if not self.dirty:
             return
-        if not self._env.reserve():
+        if not self._env.reserve_commit(self._txn):
             raise StorageFull(f"{self._directory}: no room on the disk")
         try:
             self._lmdb_txn.commit()
@@ -312,7 +340,7 @@ class LmdbStore:
 
     def _begin(self) -> None:
         self._lmdb_txn = self._env.begin()
-        self._txn = LmdbTxn(self._lmdb_txn, self._env.path)
+        self._txn = LmdbTxn(self._lmdb_txn, self._env)
 
     def _retire(self, env: Environment, *, unlink: bool = True) -> None:
         """Close an environment, now or when the last copy of it has ended.
@@ -378,7 +406,7 @@ def _dispose(env: Environment, close: bool) -> None:
 
 def _unlink_generation(path: Path) -> None:
     path.unlink(missing_ok=True)
-    path.with_name(path.name + _LOCK_SUFFIX).unlink(missing_ok=True)
+    path.with_name(path.name + LOCK_SUFFIX).unlink(missing_ok=True)
 
 
 def _move_durably(source: Path, target: Path) -> None:

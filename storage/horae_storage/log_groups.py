@@ -67,11 +67,6 @@ class Batch:
         self.number = later.number
         self.commit_index = later.commit_index
 
-    @property
-    def data_bytes(self) -> int:
-        """Of its entries."""
-        return sum([len(entry.data) for entry in self.entries])
-
     def apply_to(self, state: LogState) -> LogState:
         """What a log in this state is after the batch."""
         entries = state.entries

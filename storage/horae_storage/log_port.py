@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from horae_storage.errors import StorageFull
+
 
 class LogEntry(NamedTuple):
     """One entry, in the field order of the consensus library's own tuples."""
@@ -90,6 +92,11 @@ class RaftLog(Protocol):
         `StorageFull`: nothing becomes durable while the disk is full, nothing is lost, and `durable` grows again when
         there is room; called once each time it fills up. Any other error is fatal: nothing becomes durable any more.
         """
+        ...
+
+    def hold(self, reason: StorageFull | None) -> None:
+        """Let nothing more become durable, as if the disk were full: for an owner that has no room for what follows
+        from the log. `on_failure(reason)` is called once, when something waits. None: go on."""
         ...
 
     def size_bytes(self) -> int:

@@ -8,15 +8,15 @@ Not here: when to write (`raft_log.py`), what became durable before it came here
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import lmdb
 from msgpack import Packer
 
-from horae_storage.environment import Environment, as_storage_error
-from horae_storage.errors import REJOIN, Corrupt, StorageFailed
+from horae_storage.environment import Environment, Written, as_storage_error
+from horae_storage.errors import REJOIN, Corrupt, StorageError, StorageFailed, StorageFull
 from horae_storage.log_groups import Batch
 from horae_storage.log_port import LogEntry, LogState
 from horae_storage.rows import decode_row, encode_row
@@ -47,12 +47,28 @@ class Meta(NamedTuple):
     """The tail had at least this frame when this was written."""
 
 
+class _Tally:
+    """What the open transaction wrote (`environment.Written`)."""
+
+    def __init__(self, large_from: int) -> None:
+        self._large_from = large_from
+        self.writes = self.written_bytes = self.large_writes = self.large_bytes = 0
+
+    def add(self, key: bytes, value: bytes = b"") -> None:
+        self.writes += 1
+        self.written_bytes += len(key) + len(value)
+        if len(value) > self._large_from:
+            self.large_writes += 1
+            self.large_bytes += len(value)
+
+
 class Records:
     """The records in LMDB. After `load`, all calls come on the writer's thread."""
 
     def __init__(self, env: Environment) -> None:
         self._env = env
         self._txn: Any = None
+        self._tally = _Tally(env.large_bytes)
         self._pack = Packer().pack
         self._meta = Meta(FORMAT_VERSION, 0, None, 0, 0)
         self.format_found = 0
@@ -92,29 +108,46 @@ class Records:
         return self._meta
 
     def begin(self, commit_index: int, tail_key: int) -> None:
-        """Write down which tail belongs to this database. Raises: as `write`."""
+        """Write down which tail belongs to this database. Raises: `StorageFull`, `StorageFailed`."""
         batch = Batch()
         batch.commit_index = commit_index
         self._meta = self._meta._replace(tail_key=tail_key)
-        self.write(batch, folded=0, frames=0)
+        if not self.write(batch, folded=0, frames=0, has_room=self._env.reserve_commit):
+            raise StorageFull(f"{self._env.path}: no room on the disk")
 
-    def write(self, batch: Batch, folded: int, frames: int) -> None:
+    def write(self, batch: Batch, folded: int, frames: int, has_room: Callable[[Written], bool]) -> bool:
         """Make the batch durable, and with it that the tail is in here up to the round `folded`, and has `frames`.
 
-        Raises: `StorageFailed` for whatever happens: then nothing of it is certain.
+        `has_room` is asked when all is ready for the commit, and may wait for room; what is ready is kept in memory
+        meanwhile. False when it says no: all is as before. Raises: `StorageFailed` for whatever happens: then nothing
+        of it is certain.
         """
-        self._txn = self._env.begin()
+        meta_before = self._meta
+        self._begin()
         try:
             while not self._put(batch, folded, frames):
                 self._txn.abort()
                 self._env.grow()
                 self._read_starts()
-                self._txn = self._env.begin()
+                self._begin()
+            if not has_room(self._tally):
+                self._txn.abort()
+                self._meta = meta_before
+                self._read_starts()
+                return False
             self._txn.commit()
         except lmdb.Error as error:
             self._txn.abort()
             failure = as_storage_error(error, self._env.path)
             raise StorageFailed(str(failure)) from error
+        except StorageError:
+            self._txn.abort()
+            raise
+        return True
+
+    def _begin(self) -> None:
+        self._tally = _Tally(self._env.large_bytes)
+        self._txn = self._env.begin()
 
     def _put(self, batch: Batch, folded: int, frames: int) -> bool:
         """Put the batch into the open transaction; False when the map is too small for it."""
@@ -133,8 +166,10 @@ class Records:
     def _put_record(self, entries: list[LogEntry], commit_index: int, *, append: bool) -> None:
         start = entries[0].log_index
         key = start.to_bytes(8, "big")
-        added = self._txn.put(key, encode_row(self._pack((commit_index, entries)), key), append=append)
+        value = encode_row(self._pack((commit_index, entries)), key)
+        added = self._txn.put(key, value, append=append)
         assert added, "records out of order"
+        self._tally.add(key, value)
         if append:
             self._starts.append(start)
 
@@ -143,7 +178,9 @@ class Records:
         first_index = self._meta.first_index if batch.first_index is None else batch.first_index
         commit_index = max(self._meta.commit_index, batch.commit_index)
         meta = Meta(FORMAT_VERSION, term, voted_for, commit_index, first_index, folded, self._meta.tail_key, frames)
-        self._txn.put(_META_KEY, encode_row(self._pack(meta), _META_KEY))
+        value = encode_row(self._pack(meta), _META_KEY)
+        self._txn.put(_META_KEY, value)
+        self._tally.add(_META_KEY, value)
         self._meta = meta
 
     def _cut_from(self, index: int) -> None:
@@ -162,7 +199,9 @@ class Records:
 
     def _delete_records(self, begin: int, end: int) -> None:
         for start in self._starts[begin:end]:
-            self._txn.delete(start.to_bytes(8, "big"))
+            key = start.to_bytes(8, "big")
+            self._txn.delete(key)
+            self._tally.add(key)
         del self._starts[begin:end]
 
     def _read_starts(self) -> None:

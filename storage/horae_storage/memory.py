@@ -104,7 +104,7 @@ class MemoryTxn:
             self._keys.add(key)
         self._rows[key] = value
         self._digest = digest_of_put(self._digest, value)
-        self.written_bytes += len(value)
+        self.written_bytes += len(key) + len(value)
 
     def delete(self, key: bytes) -> bool:
         before = self._rows.get(key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from horae_storage.errors import StorageFailed
+from horae_storage.errors import StorageFailed, StorageFull
 from horae_storage.file_sync import Post
 from horae_storage.log_groups import Batch, Group, GroupedLog, fold
 from horae_storage.log_port import LogEntry, LogState
@@ -22,6 +22,8 @@ class MemoryRaftLog(GroupedLog):
         super().__init__()
         self._post = post
         self._posted = False
+        self._held: StorageFull | None = None
+        self._held_told = False
         self._failed = False
         self._closed = False
         self._unsynced: deque[Group] = deque()
@@ -37,11 +39,23 @@ class MemoryRaftLog(GroupedLog):
         self._posted = False
         if self._failed or self._closed:
             return
+        if self._held is not None:
+            if self._unsynced and not self._held_told:
+                self._held_told = True
+                self._failure_callback(self._held)
+            return
         batch = fold(self._take_sealed(self._sealed if through is None else through))
         if batch.number:
             self._disk.write(batch)
             self._durable = batch.number
             self._durable_callback(batch.number)
+
+    def hold(self, reason: StorageFull | None) -> None:
+        self._held = reason
+        self._held_told = False
+        if self._post is not None and not self._posted:
+            self._posted = True
+            self._post(self.sync)
 
     def fail(self, error: StorageFailed) -> None:
         """Let the disk fail: the owner is told, and nothing becomes durable from now on."""
@@ -63,6 +77,7 @@ class MemoryRaftLog(GroupedLog):
         return sum(len(entry.data) for entry in self._disk.entries)
 
     def close(self) -> None:
+        self._held = None
         self.sync()
         self._closed = True
 

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from msgpack import unpackb
 from msgspec.msgpack import Encoder
 
-from horae_storage.environment import MAP_BYTES, RESERVE_BYTES, Environment, as_file_error
+from horae_storage.environment import MAP_BYTES, RESERVE_BYTES, Environment, Written, as_file_error
 from horae_storage.errors import REJOIN, Corrupt, StorageError, StorageFailed, StorageFull
 from horae_storage.file_sync import FileSync, Post, ThreadSync, Watch, open_sync
 from horae_storage.files import sweep_temporaries
@@ -39,9 +39,6 @@ _RETRY_S: Final = 0.25
 
 _GATHERED_BYTES_MAX: Final = 256 << 10
 """Of the entries of several groups in one frame: more would wait too long for each other."""
-
-_FOLD_OVERHEAD_BYTES: Final = 1 << 20
-"""Pages of the tree that a fold writes beside its records."""
 
 _pack = Encoder().encode
 
@@ -112,6 +109,9 @@ class LmdbRaftLog(GroupedLog):
         self._synced_frame = 0
         self._no_room: StorageFull | None = None
         """Why the thread waits."""
+        self._held: StorageFull | None = None
+        """Why nothing is to be written, though there may be room."""
+        self._held_told = False
         self._failed = False
         self._closed = False
         self._loaded = False
@@ -189,9 +189,9 @@ class LmdbRaftLog(GroupedLog):
     def _note_end(self) -> None:
         """After an orderly end, no frame can be missing unnoticed. Without room, it is as after a crash."""
         meta = self._records.meta
-        if self._synced_frame > meta.frames and self._env.reserve():
+        if self._synced_frame > meta.frames:
             try:
-                self._records.write(Batch(), meta.folded, self._synced_frame)
+                self._records.write(Batch(), meta.folded, self._synced_frame, self._env.reserve_commit)
             except StorageError:
                 return  # nothing is lost: all of it is in the tail
 
@@ -201,9 +201,17 @@ class LmdbRaftLog(GroupedLog):
         self._waiting.append(group)
         self._write_next()
 
+    def hold(self, reason: StorageFull | None) -> None:
+        self._held = reason
+        self._held_told = False
+        self._write_next()
+
     def _write_next(self) -> None:
         """Write what waits, and begin its sync; nothing while another write is under way."""
         if not self._waiting or self._under_way is not None or self._stalled or self._failed:
+            return
+        if self._held is not None:
+            self._tell_held(self._held)
             return
         groups = self._take_groups()
         batch = fold(groups)
@@ -307,6 +315,12 @@ class LmdbRaftLog(GroupedLog):
             error, self._no_room = self._no_room, None
             self._failure_callback(error)
 
+    def _tell_held(self, reason: StorageFull) -> None:
+        """Once, when something waits for it."""
+        if not self._held_told:
+            self._held_told = True
+            self._failure_callback(reason)
+
     def _fail(self, error: StorageError) -> None:
         self._failed = True
         self._failure_callback(error)
@@ -314,6 +328,7 @@ class LmdbRaftLog(GroupedLog):
     def _write_rest(self) -> None:
         """What was sealed, before the end: waits for the disk, not for room on it."""
         self._durable_callback = self._failure_callback = _ignore
+        self._held = None
         more = True
         self._write_next()
         while more and not self._failed and (self._under_way is not None or self._waiting):
@@ -329,8 +344,9 @@ class LmdbRaftLog(GroupedLog):
     def _run(self) -> None:
         """The thread, root: it ends when it is told to, or after a failure."""
         try:
-            while (fold := self._folds.get()) is not None and self._has_room(fold.batch):
-                self._records.write(fold.batch, fold.round, fold.frames)
+            while (fold := self._folds.get()) is not None and self._records.write(
+                fold.batch, fold.round, fold.frames, self._has_room
+            ):
                 self._tell(fold)
         except StorageError as error:
             self._tell(error)
@@ -339,13 +355,12 @@ class LmdbRaftLog(GroupedLog):
         finally:
             self._tell(None)
 
-    def _has_room(self, batch: Batch) -> bool:
+    def _has_room(self, written: Written) -> bool:
         """Wait until the disk has room, telling the owner once; False when the log is closed meanwhile."""
-        least_bytes = batch.data_bytes * 5 // 4 + _FOLD_OVERHEAD_BYTES
-        if self._env.reserve(least_bytes):
+        if self._env.reserve_commit(written):
             return True
         self._tell(StorageFull(f"{self._path}: no room on the disk"))
-        while not self._env.reserve(least_bytes):
+        while not self._env.reserve_commit(written):
             if self._closing.wait(_RETRY_S):
                 return False
         return True

@@ -2,7 +2,8 @@
 
 LMDB trusts its pages. A page of zeroes ends the process with SIGABRT, one past the end of the file with SIGBUS: here
 that is the child's end, and becomes the one line that a refused start owes its operator. Rows are not looked at: each
-carries a checksum, checked when it is read. Not here: when a file is suspect (`directory.py`).
+carries a checksum, checked when it is read. Not here: when a file is suspect (`directory.py`). Next to read:
+`page_walk.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import lmdb
 
 from horae_storage.environment import as_file_error, read_shape
 from horae_storage.errors import REJOIN, Corrupt, DirectoryUnusable
+from horae_storage.page_walk import find_damage
 
 _OF_DAMAGE = frozenset({signal.SIGBUS, signal.SIGABRT, signal.SIGSEGV})
 _REASON_BYTES_MAX = 1000
@@ -70,7 +72,10 @@ def _walk_and_exit(path: Path, map_bytes: int, report: int) -> NoReturn:
         env = lmdb.open(str(path), map_size=map_bytes, subdir=False, create=False, readonly=True, lock=False)
         with env.begin() as txn:
             env.copyfd(nothing, compact=True, txn=txn)
-        os._exit(0)
+        damage = find_damage(path)
+        if damage is None:
+            os._exit(0)
+        os.write(report, damage.encode())
     except BaseException as error:
         os.write(report, str(error).encode()[:_REASON_BYTES_MAX])
     finally:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from horae_storage.environment import read_shape
+from horae_storage.environment import MAX_READERS, read_shape
 from horae_storage.errors import Corrupt, DirectoryUnusable, StorageFull
 from horae_storage.lmdb_kv import LmdbStore
 
 MIB = 1 << 20
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 ADVICE = "keep the files for inspection"
 
 
@@ -155,6 +157,86 @@ def test_a_full_disk_refuses_the_commit_and_keeps_the_transaction(
     store.close()
     store = LmdbStore(tmp_path)
     assert [store.txn.get(b"b"), store.txn.get(b"c")] == [(2,), (3,)]
+    store.close()
+
+
+class Disk:
+    """The system's answers to wishes for room, of a disk with so much left."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, left_bytes: int) -> None:
+        self.left_bytes = left_bytes
+        self._allocate = os.posix_fallocate
+        monkeypatch.setattr(os, "posix_fallocate", self._answer)
+
+    def _answer(self, fd: int, offset: int, length: int) -> None:
+        wanted = max(offset + length - os.fstat(fd).st_size, 0)
+        if wanted > self.left_bytes:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self._allocate(fd, offset, length)
+        self.left_bytes -= wanted
+
+
+def test_a_commit_is_not_begun_without_room_for_all_that_it_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = LmdbStore(tmp_path, reserve_bytes=MIB)
+    disk = Disk(monkeypatch, 4 * MIB)
+    for n in range(20):
+        store.txn.put(b"%d" % n, ("x" * 250_000,))
+    with pytest.raises(StorageFull):
+        store.commit()
+    disk.left_bytes += 2 * MIB
+    store.commit()
+    store.close()
+    store = LmdbStore(tmp_path)
+    assert len(store.txn.keys(b"0", b"9" * 9, limit=100)) == 20
+    store.close()
+
+
+def test_a_disk_that_has_not_enough_is_not_asked_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some file systems keep what they found before they gave up: it would be missing elsewhere."""
+    store = LmdbStore(tmp_path, reserve_bytes=MIB)
+    store.txn.put(b"a", ("x" * 8 * MIB,))
+    asked: list[int] = []
+    with monkeypatch.context() as system:
+        found = list(os.statvfs(tmp_path))
+        found[4] = MIB // found[1]  # what is left, in blocks
+        system.setattr(os, "fstatvfs", lambda _: os.statvfs_result(found))
+        system.setattr(os, "posix_fallocate", lambda *wish: asked.append(wish[2]))
+        with pytest.raises(StorageFull):
+            store.commit()
+    assert asked == []
+    store.commit()
+    store.close()
+
+
+def test_the_reader_table_has_no_holes(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path)
+    found = (tmp_path / "00000001.mdb-lock").stat()
+    assert found.st_blocks * 512 >= found.st_size > MAX_READERS * 64
+    store.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_commit_grows_the_file_by_more_than_was_reserved_for_it(tmp_path: Path, seed: int) -> None:
+    """Sizes, orders and deletions as they come: what LMDB takes stays below what was reckoned, by a bound that is of
+    use: a few writes to a large state do not ask for the whole of it again."""
+    rng = Random(seed)
+    store = LmdbStore(tmp_path, reserve_bytes=MIB)
+    env = store._env
+    for _ in range(40):
+        large = rng.choice((0, 0, 3_000, 40_000, 300_000))
+        for _ in range(rng.choice((1, 30, 30 if large else 3_000))):
+            key = rng.choice((b"%012d", b"k%d" + b"-" * rng.randrange(300))) % rng.randrange(5_000)
+            if rng.random() < 0.25:
+                store.txn.delete(key)
+            else:
+                store.txn.put(key, ("x" * rng.choice((5, 200, 1_500, large)),))
+        before, reckoned = env.used_bytes(), env._commit_pages_max(store.txn) * PAGE_BYTES
+        store.commit()
+        assert env.used_bytes() - before <= reckoned, f"seed {seed}"
+    store.txn.put(b"one", (1,))
+    assert env._commit_pages_max(store.txn) * PAGE_BYTES < MIB
     store.close()
 
 

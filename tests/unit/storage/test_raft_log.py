@@ -110,8 +110,10 @@ def test_compaction_gives_room_back(tmp_path: Path) -> None:
 class FullDisk:
     """The system's answer to a wish for room, as long as it is entered."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int, *, from_bytes: int = 0) -> None:
         self.asked = threading.Event()
+        self._allocate = os.posix_fallocate
+        self._from_bytes = from_bytes
         self._monkeypatch = monkeypatch
         self._number = number
 
@@ -123,6 +125,9 @@ class FullDisk:
         self._monkeypatch.undo()
 
     def _refuse(self, fd: int, offset: int, length: int) -> None:
+        if length < self._from_bytes:
+            self._allocate(fd, offset, length)
+            return
         self.asked.set()
         raise OSError(self._number, os.strerror(self._number))
 
@@ -186,6 +191,43 @@ class TestFullDisk:
         owner.log.close()
         owner = Owner(tmp_path)
         assert [(e.log_index, len(e.data)) for e in owner.state.entries] == [(1, 4), (2, 2 << 20), (3, 4)]
+        owner.log.close()
+
+    def test_a_fold_given_up_for_want_of_room_leaves_the_database_as_it_was(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Room for a word at the end, none for the fold: the word may not say that the fold was made."""
+        owner = Owner(tmp_path, reserve_bytes=1 << 16, region_bytes=1 << 20)
+        with FullDisk(monkeypatch, errno.ENOSPC):
+            last = fill_tail(owner)
+        with FullDisk(monkeypatch, errno.ENOSPC, from_bytes=1 << 18):
+            owner.log.close()
+        owner = Owner(tmp_path)
+        assert [e.log_index for e in owner.state.entries] == list(range(1, last))
+        owner.log.close()
+
+    def test_of_its_owner_holds_it_up_as_its_own_does(self, tmp_path: Path) -> None:
+        owner = Owner(tmp_path)
+        owner.log.append([entry(1)])
+        owner.settle()
+        reason = StorageFull("no room")
+        owner.log.hold(reason)
+        assert owner.failures == []
+        for index in (2, 3):
+            owner.log.append([entry(index)])
+            owner.log.seal()
+        assert owner.failures == [reason]
+        assert owner.log.durable == 1
+        owner.log.hold(None)
+        owner.settle()
+        assert owner.log.durable == 3
+        owner.log.hold(reason)
+        owner.log.append([entry(4)])
+        owner.log.seal()
+        assert owner.failures == [reason, reason]
+        owner.log.close()  # its tail has room
+        owner = Owner(tmp_path)
+        assert [e.log_index for e in owner.state.entries] == [1, 2, 3, 4]
         owner.log.close()
 
 

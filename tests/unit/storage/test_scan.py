@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from horae_storage.environment import read_shape
 from horae_storage.errors import Corrupt
 from horae_storage.lmdb_kv import LmdbStore
 from horae_storage.scan import require_sound
@@ -51,6 +53,52 @@ def test_each_page_of_zeroes_is_found(path: Path) -> None:
             found.append(str(error))
     assert all(str(path) in line for line in found)
     assert len(found) >= len(pages) * 9 // 10, "the others are free pages, which nobody reads"
+
+
+def numbered(page: bytes, number: int) -> bytes:
+    return number.to_bytes(8, "little") + page[8:]
+
+
+def test_each_page_that_says_it_is_another_is_found(path: Path) -> None:
+    """A copy does not mind; the next write would end the process."""
+    whole = path.read_bytes()
+    pages = pages_in_use(path)
+    found = 0
+    for page, other in pairwise(pages):
+        at = page * PAGE_BYTES
+        damaged = numbered(whole[at : at + PAGE_BYTES], other)
+        path.write_bytes(whole[:at] + damaged + whole[at + PAGE_BYTES :])
+        try:
+            require_sound(path)
+        except Corrupt as error:
+            found += 1
+            assert f"page {page} is not what is pointed at: it says {other}" in str(error)
+    assert found >= len(pages) * 9 // 10
+
+
+def test_a_large_row_and_the_free_pages_are_looked_at(path: Path) -> None:
+    store = LmdbStore(path.parent)
+    store.txn.put(b"large", ("x" * 50_000,))
+    for n in range(ROWS // 2):
+        store.txn.delete(b"%06d" % n)
+    store.commit()
+    store.close()
+    require_sound(path)
+    whole = path.read_bytes()
+    for page in (whole.index(b"x" * 5_000) // PAGE_BYTES, read_shape(path).roots[0]):
+        at = page * PAGE_BYTES
+        path.write_bytes(whole[:at] + numbered(whole[at : at + PAGE_BYTES], 2) + whole[at + PAGE_BYTES :])
+        with pytest.raises(Corrupt, match=rf"page {page} is not what is pointed at: it says 2"):
+            require_sound(path)
+
+
+def test_a_compact_copy_is_sound(path: Path) -> None:
+    store = LmdbStore(path.parent)
+    store.txn.put(b"large", ("x" * 50_000,))
+    store.commit()
+    store.copy_to(path.with_name("copy"))
+    store.close()
+    require_sound(path.with_name("copy"))
 
 
 def test_a_file_that_ends_early_is_found(path: Path) -> None:
