@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from horae_storage.errors import StorageFull
 from horae_storage.file_sync import Watch
 from horae_storage.log_port import LogEntry, LogState, RaftLog
 from horae_storage.memory_log import MemoryRaftLog
@@ -284,3 +285,22 @@ async def test_random_calls_agree_with_a_list(disk: Disk, seed: int) -> None:
             await disk.settle()
             log, state = disk.open()
             assert state == LogState(*model.vote, 0, model.entries), f"{seed=}"
+
+
+async def test_a_log_that_is_held_takes_nothing_and_tells_once(disk: Disk) -> None:
+    log, _ = disk.open()
+    failures: list[BaseException] = []
+    log.on_failure(failures.append)
+    log.append([LogEntry(b"", 1, 1)])
+    await disk.settle()
+    reason = StorageFull("no room for what follows from it")
+    log.hold(reason)
+    for index in (2, 3):
+        log.append([LogEntry(b"", index, 1)])
+        log.seal()
+    await asyncio.sleep(0)
+    assert (failures, log.durable) == ([reason], 1)
+    log.hold(None)
+    await disk.settle()
+    assert log.durable == 3
+    assert [e.log_index for e in disk.open()[1].entries] == [1, 2, 3]

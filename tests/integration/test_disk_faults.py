@@ -20,14 +20,15 @@ from tests.helpers.refusal import require_refusal, run_node
 pytestmark = pytest.mark.cluster
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-DISK_MIB = 128
+DISK_MIB = 256
 """Room for what a node reserves and for what it wants to see free; the rest is filled by the test."""
 FATAL = 1
+LARGE = "x" * 250_000
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, of 128 MiB."""
+    """A file system of its own, of 256 MiB."""
     if os.geteuid() != 0 or shutil.which("mount") is None:
         pytest.skip("SKIPPED FOR WANT OF RIGHTS: a full disk needs root and mount")
     place = tmp_path / "disk"
@@ -76,6 +77,40 @@ async def test_a_full_disk_refuses_writes_answers_reads_and_recovers(small_disk:
 
         await poll("writes are taken again, without a restart", accepted)
         assert node.starts == 1
+        await cluster.stop_all()
+        assert cluster.check_logs() == []
+        assert cluster.check_states() == []
+
+
+async def test_a_disk_that_fills_up_amid_large_jobs_ends_nobody_and_loses_nothing(small_disk: Path) -> None:
+    """Between the last look at the disk and the next, more is taken than was reserved ahead."""
+    async with Cluster(small_disk, 1) as cluster:
+        api, node = cluster.api, cluster.nodes[0]
+        ballast = fill(small_disk)
+        statuses: dict[str, int | None] = {}
+
+        async def submit(name: str) -> None:
+            try:
+                statuses[name] = (
+                    await api.call("POST", "/v1/jobs", {"id": name, "task": "t", "payload": LARGE})
+                ).status
+            except LOST_ANSWER:
+                statuses[name] = None
+
+        await asyncio.gather(*[submit(f"j{n}") for n in range(120)])
+        assert node.process is not None
+        assert node.process.poll() is None
+        assert set(statuses.values()) <= {200, 201, 503, 504, 507, None}
+        ballast.unlink()
+
+        async def accepted() -> bool:
+            return (await api.call("POST", "/v1/jobs", {"id": "after", "task": "t"})).status in (200, 201)
+
+        await poll("writes are taken again, without a restart", accepted)
+        assert node.starts == 1
+        for name, status in statuses.items():
+            if status in (200, 201):
+                assert (await api.call("GET", f"/v1/jobs/{name}")).expect(200)["payload"] == LARGE
         await cluster.stop_all()
         assert cluster.check_logs() == []
         assert cluster.check_states() == []

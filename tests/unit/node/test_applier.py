@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 from tests.unit.core.world import make_spec
 
 from horae_node import codec
-from horae_node.applier import Applier
+from horae_node.applier import FULL_RETRY_MS, Applier
 from horae_node.clock import ManualClock
 from horae_node.core import views
 from horae_node.core.commands import ENTRY_VERSION, Command, Header, OpenEpoch, RaiseMachineVersion, SubmitJob
@@ -16,6 +18,8 @@ from horae_node.core.model import KNOWN_VERSIONS, Versions
 from horae_node.errors import ConfigError, Outdated
 from horae_node.restore import restore
 from horae_storage import snapshot
+from horae_storage.errors import StorageFull
+from horae_storage.lmdb_kv import LmdbStore
 from horae_storage.memory import MemoryStore
 
 NEWER = Versions(1, 2)
@@ -89,3 +93,35 @@ async def test_a_backup_of_another_version_is_not_restored(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="of machine version 2, this build knows 1: restore it with"):
         restore(info.path, tmp_path / "data", cluster="d", node_id="n1", clock=ManualClock())
     assert not (tmp_path / "data").exists()
+
+
+def test_a_full_disk_stops_the_log_before_the_open_transaction_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is due waits for room and no more; one that is as large as it may be is told, once."""
+    clock, told = ManualClock(), list[StorageFull | None]()
+    store = LmdbStore(tmp_path, reserve_bytes=1 << 16)
+    applier = Applier(store, cluster="c", clock=clock, commit_interval_ms=60_000, commit_commands=3)
+    applier.on_full(told.append)
+    apply(applier, OpenEpoch("n1", 0), epoch=0)
+
+    def no_room(fd: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as system:
+        system.setattr(os, "posix_fallocate", no_room)
+        apply(applier, SubmitJob(make_spec("a"), None, 0, b"x" * 500_000))
+        clock.advance(60_000)
+        applier.maybe_commit()
+        assert (applier.full, told) == (True, [])
+        for name in "bcd":
+            apply(applier, SubmitJob(make_spec(name), None, 0, b""))
+        assert [type(reason) for reason in told] == [StorageFull]
+        assert applier.durable_index < applier.applied_index
+    applier.maybe_commit()
+    assert applier.full, "not before its time"
+    clock.advance(FULL_RETRY_MS)
+    applier.maybe_commit()
+    assert (applier.full, told[1:]) == (False, [None])
+    assert applier.durable_index == applier.applied_index
+    applier.close()

@@ -180,7 +180,7 @@ def test_a_commit_is_not_begun_without_room_for_all_that_it_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = LmdbStore(tmp_path, reserve_bytes=MIB)
-    disk = Disk(monkeypatch, 4 * MIB)
+    disk = Disk(monkeypatch, 3 * MIB)
     for n in range(20):
         store.txn.put(b"%d" % n, ("x" * 250_000,))
     with pytest.raises(StorageFull):
