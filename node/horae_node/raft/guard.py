@@ -327,14 +327,24 @@ class Guard:
         return self._retired or not self._votes
 
     def _watch_disk(self, now: float) -> None:
-        """Step down when our own disk stands still; the vote for itself would not get durable either."""
+        """Step down when our own disk stands still; the vote for itself would not get durable either.
+
+        Not where all disks are full: nobody else could do better, and who leads can say why nothing is taken.
+        """
         core, journal = self._core, self._journal
         durable = journal.durable
         if durable >= journal.mark or durable != self._disk_seen[0]:
             self._disk_seen = (durable, now)
-        elif core.state == LEADER and now - self._disk_seen[1] > DISK_STALL_S:
+        elif core.state == LEADER and now - self._disk_seen[1] > DISK_STALL_S and not self._all_disks_full():
             log.warning("disk_stalled", durable_index=journal.durable_index, last_index=journal.last_index)
             core.resign()
+
+    def _all_disks_full(self) -> bool:
+        """Our own, and that of each voter who could lead in our place."""
+        others = self._core.others
+        return self.disk_full and not any(
+            link.connected and not link.disk_full for link in self.links.values() if link.peer in others
+        )
 
     def on_connection(self, node_id: str, up: bool) -> None:
         """A connection came up or was lost: nothing of the older one counts any more (6, 8)."""

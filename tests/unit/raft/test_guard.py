@@ -91,6 +91,22 @@ def test_2_a_leader_whose_disk_stands_still_steps_down(led: Script) -> None:
     assert not led["a"].leads
 
 
+@pytest.mark.parametrize("room_at", ["", "c"])
+def test_2_a_leader_whose_disk_is_full_steps_down_for_one_that_has_room(led: Script, room_at: str) -> None:
+    """Where none has any, it stays, and says so."""
+    led.auto_sync = False
+    for node_id in "abc":
+        led[node_id].guard.disk_full = node_id != room_at
+    led["a"].propose(b"x")
+    for _ in range(30):
+        led.tick("a", after_ms=80)
+        for other in "bc":
+            led.deliver("a", other)
+            led[other].log.sync()
+            led.deliver(other, "a")
+    assert led["a"].leads == (room_at == "")
+
+
 # ---------------------------------------------------------------- 3: no truncation without a conflict
 
 
