@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import ssl
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, overload
 
-from horae import backoff, checks, clock, errors, logs, wire
+from horae import backoff, checks, clock, errors, logs, main_loop, wire
 from horae.client import DEFAULT_URL, AsyncClient, url_list
 from horae.ids import new_id
 from horae.jobs import Claim, Ending
@@ -26,8 +26,8 @@ from horae.nodes import base_url
 from horae.registry import Context, Handler, Registry
 from horae.reporter import Reporter, log_ending
 from horae.runner import released, run_attempt, stopped
+from horae.signals import heard
 from horae.threads import ThreadPool
-from horae.transport import new_event_loop
 from horae.trouble import Trouble
 
 WAIT_SECONDS = 20.0
@@ -129,13 +129,19 @@ class Worker:
         return register
 
     def run(self) -> None:
-        """Serve until SIGTERM, SIGINT or `stop()`. A second signal hands everything back at once.
+        """Serve until SIGTERM, SIGINT or `stop()`. A second signal hands everything back at once; more change nothing.
 
+        No handler ends it: `sys.exit` in a task that a handler made is an exception as any other, for whoever awaits
+        that task; `stop()` of the loop does nothing.
         When the program has not set up logging, this worker's lines go to stderr.
         """
         logs.show("horae")
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            runner.run(self.serve(signals=threading.current_thread() is threading.main_thread()))
+        if threading.current_thread() is not threading.main_thread():
+            main_loop.run(self.serve())
+            return
+        with heard(self.stop):
+            main_loop.run(self.serve(signals=True))
+        self._stop_asked = 0  # what was heard after the end is not for the next time
 
     def _require_work(self) -> None:
         """Raises: `NothingToDo`."""
@@ -153,25 +159,21 @@ class Worker:
         assert self._session is None, "a worker serves once at a time"
         self._require_work()
         session = self._session = _Session(self)
-        loop = asyncio.get_running_loop()
-        handled = (signal.SIGTERM, signal.SIGINT) if signals else ()
-        for number in handled:
-            loop.add_signal_handler(number, self.stop)
-        session.tell_started()
-        life = asyncio.ensure_future(session.live())
-        try:
-            for _ in range(self._stop_asked):
-                session.stop()
-            await asyncio.shield(life)
-        except asyncio.CancelledError:
-            session.hand_back()
-            await life
-            raise
-        finally:
-            self._session = None
-            self._stop_asked = 0
-            for number in handled:
-                loop.remove_signal_handler(number)
+        asked = partial(asyncio.get_running_loop().call_soon_threadsafe, session.stop)
+        with heard(asked) if signals else nullcontext():
+            session.tell_started()
+            life = asyncio.ensure_future(session.live())
+            try:
+                for _ in range(self._stop_asked):
+                    session.stop()
+                await asyncio.shield(life)
+            except asyncio.CancelledError:
+                session.hand_back()
+                await life
+                raise
+            finally:
+                self._session = None
+                self._stop_asked = 0
 
     def stop(self) -> None:
         """Claim no more, finish what runs within the grace, hand back the rest; again: at once. Any thread."""

@@ -1,0 +1,70 @@
+"""The two signals that stop a worker: heard from its start to its end, so that none of them cuts it short in between.
+
+Plain handlers, not the loop's: a loop that lets go of its own sets the default first, which kills. On the main thread
+only. Not here: what a stop is (`worker.py`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+from horae import streams
+
+STOPS = (signal.SIGTERM, signal.SIGINT)
+
+_Handlers = dict[signal.Signals, Any]
+
+
+@contextmanager
+def heard(tell: Callable[[], object]) -> Iterator[None]:
+    """Within, each signal is told, between any two instructions of the main thread; then all is as before."""
+    before = _set(tell)
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+@contextmanager
+def heard_to_the_end(tell: Callable[[], object]) -> Iterator[None]:
+    """The same for a process that has nothing else to do: once the work within has ended well, a further signal ends
+    the process at once, with the exit code 0 that it would have had.
+    """
+    before = _set(tell)
+    try:
+        yield
+    except BaseException:
+        _restore(before)
+        raise
+    _set(_leave)
+    atexit.register(_ignore)
+
+
+def _set(tell: Callable[[], object]) -> _Handlers:
+    def told(_number: int, _frame: FrameType | None) -> None:
+        tell()
+
+    return {number: signal.signal(number, told) for number in STOPS}
+
+
+def _restore(before: _Handlers) -> None:
+    for number, handler in before.items():
+        signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def _leave() -> None:
+    """Threads that never end (a handler's, most likely) hold up no stop that somebody asks for again."""
+    streams.drop_unwritten()
+    os._exit(0)
+
+
+def _ignore() -> None:
+    """From here on the interpreter gives handlers up for the default, which kills."""
+    for number in STOPS:
+        signal.signal(number, signal.SIG_IGN)
