@@ -228,12 +228,12 @@ class Cluster:
         return [machine for machine in self.order if machine not in self.broken]
 
     def _is_done(self) -> bool:
-        """All callers have their answers, all jobs have finished, and all nodes stand at one index."""
+        """All callers have their answers, all jobs have finished, and all nodes stand where anyone has ever stood."""
         if self.operator.busy or self.workload.open_submits or any(machine.running is None for machine in self._well()):
             return False
         views_ = list(self._states().values())
         metas = [meta(view) for view in views_]
-        return len({one.applied_index for one in metas}) == 1 and self.judge.is_drained(views_[0])
+        return {one.applied_index for one in metas} == {self.judge.max_applied} and self.judge.is_drained(views_[0])
 
     # ------------------------------------------------------------------ what machines tell
 
