@@ -18,6 +18,7 @@ import lmdb
 
 from horae_storage.errors import REJOIN, Corrupt, DirectoryUnusable, StorageError, StorageFailed, StorageFull
 from horae_storage.files import publish, temporary_of
+from horae_storage.kv import MAX_KEY_BYTES
 
 MAP_BYTES = 1 << 30
 """First map size: address space only, no disk, no memory. It doubles when 60 % of it are used."""
@@ -33,8 +34,8 @@ MAX_READERS = 1024
 
 _GROW_NUMERATOR, _GROW_DENOMINATOR = 6, 10
 
-_NODE_BYTES: Final = 16
-"""What LMDB keeps beside a key and a value in a page of the tree, rounded up; with our checksum."""
+_NODE_BYTES_MAX: Final = MAX_KEY_BYTES + 32
+"""Key, head and checksum of a row, and more."""
 
 _LOCK_BYTES: Final = 128 * 1024
 """Of the reader table, rounded up. It is a map of a file with holes: touched on a full disk, a hole is SIGBUS."""
@@ -65,18 +66,14 @@ class Written(Protocol):
     """What a transaction wrote: enough to say how many pages a commit of it may add to the file."""
 
     @property
-    def writes(self) -> int:
-        """Puts and deletes."""
-        ...
+    def puts(self) -> int: ...
 
     @property
-    def written_bytes(self) -> int:
-        """Of all keys and values."""
-        ...
+    def deletes(self) -> int: ...
 
     @property
     def large_writes(self) -> int:
-        """Puts of values larger than half a page: these get pages of their own."""
+        """Puts of values of more than `Environment.large_bytes`: these may get pages of their own."""
         ...
 
     @property
@@ -109,6 +106,7 @@ class Environment:
             self._map_bytes = max(map_bytes, 2 * shape.used_bytes)
             _take_lock_room(path)
             self._lmdb = _open(path, self._map_bytes)
+            self._rows = self._lmdb.open_db(None)
         except StorageError:
             os.close(self._fd)
             raise
@@ -118,8 +116,9 @@ class Environment:
 
     @property
     def large_bytes(self) -> int:
-        """A value of more bytes surely has pages of its own."""
-        return self._page_bytes // 2
+        """A value of so many bytes surely has no pages of its own, whatever its key: that is for half a page and more,
+        of key, value and what is kept beside them."""
+        return self._page_bytes // 2 - _NODE_BYTES_MAX
 
     def begin(self) -> Any:
         """A write transaction of py-lmdb, with at least 40 % of the map free for it. Raises: `StorageFailed`."""
@@ -159,25 +158,27 @@ class Environment:
             return True
         return self._allocate(least + self._reserve_bytes) or self._allocate(least)
 
-    def reserve_commit(self, written: Written) -> bool:
-        """See to room for all that a commit of `written` may add to the file; False when the disk does not give it.
+    def reserve_commit(self, txn: Any, written: Written) -> bool:
+        """See to room for all that a commit of `txn`, which wrote `written`, may add to the file; False when the disk
+        does not give it.
 
         True: the commit does not meet a full disk. Asked on the thread of the open transaction, before the commit.
         """
-        return self.reserve(self._commit_pages_max(written) * self._page_bytes)
+        return self.reserve(self.commit_pages_max(txn, written) * self._page_bytes)
 
-    def _commit_pages_max(self, written: Written) -> int:
+    def commit_pages_max(self, txn: Any, written: Written) -> int:
         """More than a commit can take from the end of the file: as if no free page within were of use.
 
         A page of the tree is copied once in a transaction, however often it is written. A write touches a leaf, and
-        one beside it where both are to be levelled; it splits one at most, and only a full one: that was there before,
-        or was filled since. A parent splits as its children do. What is freed is written down, eight bytes a page.
+        one beside it where both are to be levelled. A put splits a leaf at most, a delete joins two at most: so what
+        the tree has grown by, and the deletes, say how often one was split. A parent splits as its children do. What
+        is freed is written down, eight bytes a page.
         """
-        page_bytes, stat = self._page_bytes, self._lmdb.stat()
-        small_bytes = written.written_bytes - written.large_bytes + written.writes * _NODE_BYTES
-        leaves = min(2 * written.writes, stat["leaf_pages"])
-        splits = min(written.writes, stat["leaf_pages"] + 4 * small_bytes // page_bytes) + 1
-        branches = min(2 * written.writes * stat["depth"], stat["branch_pages"])
+        page_bytes, before, now = self._page_bytes, self._lmdb.stat(), txn.stat(self._rows)
+        writes = written.puts + written.deletes
+        leaves = min(2 * writes, before["leaf_pages"])
+        splits = min(written.puts, max(now["leaf_pages"] - before["leaf_pages"] + written.deletes, 0)) + 1
+        branches = min(2 * writes * before["depth"], before["branch_pages"])
         tree = leaves + splits + 2 * branches + splits // 3 + 2
         large = written.large_bytes // page_bytes + 2 * written.large_writes
         freed = (self.used_bytes() // page_bytes + tree + large) * 32 // page_bytes + 16

@@ -57,9 +57,10 @@ class LmdbTxn:
         "_pack",
         "_path",
         "_put",
+        "deletes",
         "large_bytes",
         "large_writes",
-        "writes",
+        "puts",
         "written_bytes",
     )
 
@@ -74,7 +75,7 @@ class LmdbTxn:
         self._digest = 0
         self.written_bytes = 0
         """Bytes of the keys and rows written so far; 0 means that there is nothing to commit."""
-        self.writes = self.large_writes = self.large_bytes = 0  # by these the room for the commit is reckoned
+        self.puts = self.deletes = self.large_writes = self.large_bytes = 0  # the room for the commit is reckoned by it
 
     def get(self, key: bytes) -> Row | None:
         try:
@@ -97,7 +98,7 @@ class LmdbTxn:
         self._digest = crc32(crc, self._digest)
         size = len(packed)
         self.written_bytes += len(key) + size
-        self.writes += 1
+        self.puts += 1
         if size > self._large_from:
             self.large_writes += 1
             self.large_bytes += size
@@ -110,7 +111,7 @@ class LmdbTxn:
             raise self._failure(error, key) from error
         self._digest = crc32(key, self._digest ^ DELETED)
         self.written_bytes += len(key)
-        self.writes += 1
+        self.deletes += 1
         return True
 
     def scan(self, start: bytes, stop: bytes, *, limit: int, reverse: bool = False) -> list[tuple[bytes, Row]]:
@@ -275,7 +276,7 @@ class LmdbStore:
     def commit(self) -> None:
         if not self.dirty:
             return
-        if not self._env.reserve_commit(self._txn):
+        if not self._env.reserve_commit(self._lmdb_txn, self._txn):
             raise StorageFull(f"{self._directory}: no room on the disk")
         try:
             self._lmdb_txn.commit()

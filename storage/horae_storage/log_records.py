@@ -47,16 +47,19 @@ class Meta(NamedTuple):
     """The tail had at least this frame when this was written."""
 
 
+HasRoom = Callable[[Any, Written], bool]
+"""Whether there is room on the disk for the commit of a transaction that wrote this."""
+
+
 class _Tally:
     """What the open transaction wrote (`environment.Written`)."""
 
     def __init__(self, large_from: int) -> None:
         self._large_from = large_from
-        self.writes = self.written_bytes = self.large_writes = self.large_bytes = 0
+        self.puts = self.deletes = self.large_writes = self.large_bytes = 0
 
-    def add(self, key: bytes, value: bytes = b"") -> None:
-        self.writes += 1
-        self.written_bytes += len(key) + len(value)
+    def put(self, value: bytes) -> None:
+        self.puts += 1
         if len(value) > self._large_from:
             self.large_writes += 1
             self.large_bytes += len(value)
@@ -115,7 +118,7 @@ class Records:
         if not self.write(batch, folded=0, frames=0, has_room=self._env.reserve_commit):
             raise StorageFull(f"{self._env.path}: no room on the disk")
 
-    def write(self, batch: Batch, folded: int, frames: int, has_room: Callable[[Written], bool]) -> bool:
+    def write(self, batch: Batch, folded: int, frames: int, has_room: HasRoom) -> bool:
         """Make the batch durable, and with it that the tail is in here up to the round `folded`, and has `frames`.
 
         `has_room` is asked when all is ready for the commit, and may wait for room; what is ready is kept in memory
@@ -130,7 +133,7 @@ class Records:
                 self._env.grow()
                 self._read_starts()
                 self._begin()
-            if not has_room(self._tally):
+            if not has_room(self._txn, self._tally):
                 self._txn.abort()
                 self._meta = meta_before
                 self._read_starts()
@@ -169,7 +172,7 @@ class Records:
         value = encode_row(self._pack((commit_index, entries)), key)
         added = self._txn.put(key, value, append=append)
         assert added, "records out of order"
-        self._tally.add(key, value)
+        self._tally.put(value)
         if append:
             self._starts.append(start)
 
@@ -180,7 +183,7 @@ class Records:
         meta = Meta(FORMAT_VERSION, term, voted_for, commit_index, first_index, folded, self._meta.tail_key, frames)
         value = encode_row(self._pack(meta), _META_KEY)
         self._txn.put(_META_KEY, value)
-        self._tally.add(_META_KEY, value)
+        self._tally.put(value)
         self._meta = meta
 
     def _cut_from(self, index: int) -> None:
@@ -199,9 +202,8 @@ class Records:
 
     def _delete_records(self, begin: int, end: int) -> None:
         for start in self._starts[begin:end]:
-            key = start.to_bytes(8, "big")
-            self._txn.delete(key)
-            self._tally.add(key)
+            self._txn.delete(start.to_bytes(8, "big"))
+            self._tally.deletes += 1
         del self._starts[begin:end]
 
     def _read_starts(self) -> None:

@@ -14,7 +14,7 @@ from collections import deque
 from contextlib import closing
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgpack import unpackb
 from msgspec.msgpack import Encoder
@@ -355,12 +355,12 @@ class LmdbRaftLog(GroupedLog):
         finally:
             self._tell(None)
 
-    def _has_room(self, written: Written) -> bool:
+    def _has_room(self, txn: Any, written: Written) -> bool:
         """Wait until the disk has room, telling the owner once; False when the log is closed meanwhile."""
-        if self._env.reserve_commit(written):
+        if self._env.reserve_commit(txn, written):
             return True
         self._tell(StorageFull(f"{self._path}: no room on the disk"))
-        while not self._env.reserve_commit(written):
+        while not self._env.reserve_commit(txn, written):
             if self._closing.wait(_RETRY_S):
                 return False
         return True
