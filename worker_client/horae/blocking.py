@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import os
 import ssl
 import threading
 import weakref
@@ -27,6 +28,7 @@ T = TypeVar("T")
 
 
 _CLOSED = "this client is closed"
+_FORKED = "this client was made before a fork, and its thread stayed behind: make one in each process"
 _END_SECONDS = 2.0
 """At the interpreter's end the connections get so long to be closed: it must not hang for them."""
 
@@ -36,6 +38,7 @@ class _Home:
 
     def __init__(self, client: AsyncClient) -> None:
         disown(client)
+        self.forked = False
         self._client = client
         self._ended = asyncio.Event()
         self.loop = new_event_loop()
@@ -45,6 +48,8 @@ class _Home:
 
     def end(self) -> None:
         """Ask the thread to end. Never waits and takes no lock: a collection may call it wherever it happens."""
+        if self.forked:
+            return
         with suppress(RuntimeError):  # it has ended, at the interpreter's end
             self.loop.call_soon_threadsafe(self._ended.set)
 
@@ -67,6 +72,15 @@ class _Home:
 _homes: set[_Home] = set()
 """Those with a thread."""
 _exiting = threading.Event()
+
+
+def _after_fork() -> None:
+    """In the child no client has its thread. Their loops are the parent's still, and stay here, unused."""
+    for home in _homes:
+        home.forked = True
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @atexit.register
@@ -111,7 +125,8 @@ class Client:
         """Drop the connections and end the thread; what other threads wait for fails. A second close does nothing."""
         with self._handing_on:
             self._ending()
-        self._home.thread.join()
+        if not self._home.forked:
+            self._home.thread.join()
 
     def __enter__(self) -> Self:
         return self
@@ -120,11 +135,15 @@ class Client:
         self.close()
 
     def _run(self, call: Coroutine[Any, Any, T]) -> T:
+        home = self._home
+        if home.forked:  # the lock may have been forked while another thread held it
+            call.close()
+            raise RuntimeError(_FORKED)
         with self._handing_on:
             if not self._ending.alive:
                 call.close()
                 raise RuntimeError(_CLOSED)
-            future = asyncio.run_coroutine_threadsafe(call, self._home.loop)
+            future = asyncio.run_coroutine_threadsafe(call, home.loop)
         try:
             return future.result()
         except CancelledError:

@@ -43,6 +43,21 @@ sent.wait()
 """,
     "alive, and the program exits": "sys.exit(0)",
 }
+FORK = """
+import os
+from horae import Client
+client = Client({url!r})
+child = os.fork()
+if not child:
+    try:
+        client.submit("t", id="x")
+    except RuntimeError as error:
+        print(error)
+    client.close()
+    with Client({url!r}) as own:
+        own.submit("t", id="of the child")
+raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if child else 0)
+"""
 ASYNC = """
 import asyncio, gc
 from horae import AsyncClient
@@ -84,6 +99,13 @@ async def test_an_async_client_warns_once_where_warnings_are_shown(server: FakeS
     said = await told(program, "-W", "default")
     assert said.count("Warning") == 1
     assert "ResourceWarning: an AsyncClient was not closed: use it as `async with AsyncClient(...)`" in said
+
+
+async def test_a_forked_child_has_no_part_in_its_parents_client(server: FakeServer) -> None:
+    """Its calls would wait for a thread that is not there; its own client is as any other."""
+    said = await told(FORK.format(url=server.url))
+    assert said == "this client was made before a fork, and its thread stayed behind: make one in each process\n"
+    assert list(server.jobs) == ["of the child"]
 
 
 async def test_a_call_under_way_ends_with_its_client(server: FakeServer) -> None:
