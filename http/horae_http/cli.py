@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from horae import streams
-from horae.cli import AS_JSON, WHOM, Target, deadline_option, main_group, with_target
+from horae.cli import AS_JSON, WHOM, Target, deadline_option, fail, main_group, with_target
 from horae_http.ending import interrupt_kills, say_last
 
 if TYPE_CHECKING:
@@ -123,13 +123,28 @@ def backup(target: Target, file: Path, force: bool) -> None:
     from horae_http.offline import run_backup
 
     try:
-        saved = run_backup(file, source=Source(target.urls, target.token, target.deadline_seconds), force=force)
+        saved = run_backup(
+            _backup_file(file), source=Source(target.urls, target.token, target.deadline_seconds), force=force
+        )
     except BackupRefused as error:
         target.refuse(error.problem)
     except Unreachable as error:
         target.not_reached(str(error))
     words = f"cluster {saved.cluster} at entry {saved.applied_index}, {saved.size_bytes} bytes, checked"
     target.tell({"file": str(file)} | saved._asdict(), f"{file}: {words}")
+
+
+def _backup_file(file: Path) -> Path:
+    """Where a backup's file will stand, links followed: a name is given to it, which would replace a link itself, or a
+    device. What is there must be a regular file.
+    """
+    try:
+        real = Path(os.path.realpath(file))
+        if real.is_symlink() or (real.exists() and not real.is_file()):
+            fail(EXIT_REFUSED, f"{file} is no regular file: name one, or one that is yet to be made")
+    except OSError as error:
+        fail(EXIT_REFUSED, f"{file} cannot be written: {error.strerror or error}")
+    return real
 
 
 @click.command()

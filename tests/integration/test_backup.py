@@ -55,10 +55,13 @@ async def test_a_new_cluster_of_three_from_a_backup_goes_on_where_the_old_one_wa
         assert done.returncode == 0, done
         assert "checked" in done.stdout
         require_refusal(await horae("backup", str(file), "--url", follower.url), str(file), "--force")
-        again = await horae("backup", str(file), "--url", follower.url, "--force", "--json")
+        link = tmp_path / "link"
+        link.symlink_to(file.name)
+        again = await horae("backup", str(link), "--url", follower.url, "--force", "--json")
+        assert (link.is_symlink(), file.is_symlink()) == (True, False)
         assert again.returncode == 0, again
         told = json.loads(again.stdout)
-        assert (told["file"], told["cluster"], told["size_bytes"]) == (str(file), "test", file.stat().st_size)
+        assert (told["file"], told["cluster"], told["size_bytes"]) == (str(link), "test", file.stat().st_size)
         await submit(api, "afterwards")
     meta = snapshot.verify(file)
     assert (meta.cluster, meta.last_index) == ("test", told["applied_index"])

@@ -1,4 +1,4 @@
-"""What a worker is given, checked at once: a wrong argument is named, with the fix, before anything is sent.
+"""What a worker or a client is given, checked at once: a wrong argument is named before anything is sent.
 
 Pure functions. Not here: base URLs (`nodes.py`), handlers (`registry.py`), payloads (`codec.py`).
 """
@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from horae import wire
+from horae.nodes import shown
 
 
 def queue_names(queues: Any) -> list[str]:
@@ -51,6 +53,22 @@ def require_seconds(argument: str, given: Any, least: float, most: float) -> flo
     if not least <= given <= most:
         raise ValueError(f"{argument} is {least:g} to {most:g} seconds, not {given:g}")
     return float(given)
+
+
+def credentials(urls: Iterable[str], token: str | None) -> None:
+    """Raises: ValueError when the token is none, or another way in stands in a URL: one request carries one."""
+    if token and not token.isprintable():
+        raise ValueError("token: it has characters that no token has, a line break perhaps")
+    for url in urls if token else ():
+        if urlsplit(url).username is not None:
+            raise ValueError(f"{shown(url)} names a user, and there is a token: give one of them")
+
+
+def require_no_nan(argument: str, given: float) -> float:
+    """Not a number is neither early nor late: what waits for it waits for ever. Raises: ValueError."""
+    if given != given:
+        raise ValueError(f"{argument} is a number of seconds, not nan")
+    return given
 
 
 def _is(value: str, shape: Any) -> bool:

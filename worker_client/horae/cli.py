@@ -1,8 +1,9 @@
 """The user commands: `horae submit`, `job`, `jobs`, `cancel`, `requeue`, `cluster`, `worker`.
 
 Exit codes: 0 done; 1 the job failed or the cluster refused; 2 bad usage; 3 the cluster is not reachable, has no leader,
-or did not answer; 4 the job was not finished at the end of `--wait`; 130 interrupted. Errors are one line with the next
-step, on stderr. The server's commands are mounted beside these elsewhere. Next to read: `show.py`, `client.py`.
+or did not answer; 4 the job was not finished at the end of `--wait`; 5 the call succeeded, but its answer cannot be
+printed; 130 interrupted. Errors are one line with the next step, on stderr. The server's commands are mounted beside
+these elsewhere. Next to read: `show.py`, `client.py`.
 """
 
 from __future__ import annotations
@@ -13,22 +14,23 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import wraps
 from itertools import islice
-from math import inf
+from math import inf, isnan
 from typing import Any, NoReturn, TypeVar
 
 import click
 import msgspec
 
-from horae import clock, errors, logs, show
+from horae import checks, clock, errors, logs, show, signals, streams
 from horae.blocking import Client
 from horae.client import DEADLINE_SECONDS, DEFAULT_URL, url_list
 from horae.ids import new_id
 from horae.jobs import Job, NewJob
 from horae.leases import BEATS_PER_LEASE
-from horae.nodes import base_url
+from horae.nodes import base_url, shown
 from horae.trouble import Trouble
 from horae.wire import JSON_DEPTH_MAX, ClusterView, MemberStanding, Problem
 from horae.worker import Worker
@@ -37,6 +39,7 @@ EXIT_REFUSED = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 EXIT_UNFINISHED = 4
+EXIT_UNSHOWN = 5
 EXIT_INTERRUPTED = 130
 """As shells tell of a process that Ctrl-C ended."""
 
@@ -81,6 +84,10 @@ class Target:
     chosen: bool
     """`urls` were named by the caller, by option or environment."""
 
+    @property
+    def shown_urls(self) -> str:
+        return ", ".join(map(shown, self.urls))
+
     def client(self) -> Client:
         """A client that tells on stderr of calls that it has to try again for long."""
         trouble = Trouble(self._tell, first_seconds=_TELL_SECONDS, again_seconds=inf)
@@ -94,7 +101,11 @@ class Target:
             show.say(f"{what}: {why}; retrying, each call for {self.deadline_seconds:g} s at most")
 
     def show(self, job: Job) -> None:
-        self.render(job, show.show_job)
+        """Whatever happens to the output, nobody may be left without the job's id."""
+        try:
+            self.render(job, show.show_job)
+        except show.Unshown as error:
+            _end_unshown(error, f" (job {job.id}, {job.state})")
 
     def tell(self, found: Any, words: str) -> None:
         """Print it as JSON where that was asked for, else these words, a line."""
@@ -118,9 +129,20 @@ class Target:
 
 def deadline_option(default_seconds: float, words: str) -> Callable[[Command], Command]:
     """`--deadline`, at most so long."""
-    return click.option(
-        "--deadline", type=click.FloatRange(min=0), default=default_seconds, metavar="SECONDS", help=words
-    )
+    return click.option("--deadline", type=_Seconds(), default=default_seconds, metavar="SECONDS", help=words)
+
+
+class _Seconds(click.FloatRange):
+    """How long. `math.nan` passes every comparison of a range, and no wait for it ends."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if isnan(seconds):
+            self.fail(f"takes seconds, not {value!r}", param, ctx)
+        return seconds
 
 
 WHOM = (
@@ -154,6 +176,7 @@ def with_target(*options: Callable[[Command], Command]) -> Callable[[Command], C
             as_json: bool = False,
             **rest: Any,
         ) -> None:
+            _require_text()
             _guarded(command, _target(urls, token, as_json, deadline), rest)
 
         return _with_options(run, options)  # type: ignore[return-value]
@@ -169,9 +192,33 @@ def _group_options(command: Command) -> Command:
 
     @wraps(command)
     def run(ctx: click.Context, urls: tuple[str, ...], token: str | None, deadline: float, as_json: bool) -> None:
+        _require_text()
         command(ctx, _target(urls, token, as_json, deadline))
 
     return _with_options(run, _EVERY)  # type: ignore[return-value]
+
+
+def _require_text() -> None:
+    """Refuse by name what came as bytes that are no UTF-8, and an argument that is empty."""
+    ctx = click.get_current_context()
+    for param in ctx.command.params:
+        given = ctx.params.get(param.name or "")
+        for text in given if isinstance(given, tuple) else (given,):
+            if not isinstance(text, str):
+                continue
+            name = param.opts[-1] if isinstance(param, click.Option) else param.human_readable_name
+            if not text and isinstance(param, click.Argument):
+                fail(EXIT_USAGE, f"{name} is empty")
+            if not _is_utf8(text):
+                fail(EXIT_USAGE, f"{name} is not UTF-8 text")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _with_options(command: Callable[..., Any], options: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
@@ -182,19 +229,30 @@ def _with_options(command: Callable[..., Any], options: Sequence[Callable[..., A
 
 
 def _target(urls: tuple[str, ...], token: str | None, as_json: bool, deadline: float) -> Target:
-    named = url_list(",".join(urls)) or url_list(os.environ.get("HORAE_URL", ""))
+    named = _urls("--url", ",".join(urls)) or _urls("HORAE_URL", os.environ.get("HORAE_URL", ""))
     target = Target(named or [DEFAULT_URL], token or None, as_json, deadline, bool(named))
     above = click.get_current_context().find_object(Target)
-    if above is None:
-        return target
-    return dataclasses.replace(
-        target,
-        urls=target.urls if urls else above.urls,
-        token=target.token or above.token,
-        json=as_json or above.json,
-        deadline_seconds=deadline if deadline != DEADLINE_SECONDS else above.deadline_seconds,
-        chosen=target.chosen or above.chosen,
-    )
+    if above is not None:
+        target = dataclasses.replace(
+            target,
+            urls=target.urls if urls else above.urls,
+            token=target.token or above.token,
+            json=as_json or above.json,
+            deadline_seconds=deadline if deadline != DEADLINE_SECONDS else above.deadline_seconds,
+            chosen=target.chosen or above.chosen,
+        )
+    try:
+        checks.credentials(target.urls, target.token)
+    except ValueError as error:
+        fail(EXIT_USAGE, f"{error} (--token, HORAE_TOKEN)")
+    return target
+
+
+def _urls(source: str, text: str) -> list[str]:
+    try:
+        return [base_url(url) for url in url_list(text)]
+    except ValueError as error:
+        fail(EXIT_USAGE, f"{source}: {error}")
 
 
 def _guarded(command: Callable[..., Any], target: Target, rest: dict[str, Any]) -> None:
@@ -207,7 +265,7 @@ def _guarded(command: Callable[..., Any], target: Target, rest: dict[str, Any]) 
     except errors.NoLeader as error:
         fail(EXIT_UNREACHABLE, f"{error}; `horae cluster` shows what each node sees")
     except (errors.Unreachable, errors.ShuttingDown) as error:
-        fail(EXIT_UNREACHABLE, f"{error}; is the cluster up at {', '.join(target.urls)}? (--url, HORAE_URL)")
+        fail(EXIT_UNREACHABLE, f"{error}; is the cluster up at {target.shown_urls}? (--url, HORAE_URL)")
     except errors.OutcomeUnknown as error:
         look = f"`horae job {error.job_id}`, or repeat with --id {error.job_id}" if error.job_id else "`horae jobs`"
         fail(EXIT_UNREACHABLE, f"{error}; look with {look}")
@@ -215,17 +273,38 @@ def _guarded(command: Callable[..., Any], target: Target, rest: dict[str, Any]) 
         fail(EXIT_REFUSED, f"{error}; give a token that may (--token, HORAE_TOKEN)")
     except errors.HoraeError as error:
         fail(EXIT_REFUSED, str(error))
-    except ValueError as error:  # a base URL that is none
-        fail(EXIT_USAGE, str(error))
+    except show.Unshown as error:
+        _end_unshown(error)
+
+
+def _end_unshown(error: show.Unshown, what: str = "") -> NoReturn:
+    if not error.quiet:
+        show.say(f"the call succeeded{what}, but its answer cannot be printed: {error}")
+    sys.exit(EXIT_UNSHOWN)
 
 
 def _in_flags(error: errors.RequestError) -> str:
-    """What is wrong, by the flags of this command line."""
-    fields = [f"{_FLAGS.get(field.pointer, field.pointer)} {field.detail}" for field in error.problem.errors]
+    """What is wrong, by the flags and arguments of this command line."""
+    ours = {name for param in click.get_current_context().command.params for name in param.opts}
+    fields = []
+    for field in error.problem.errors:
+        flag = _FLAGS.get(field.pointer, field.pointer)
+        fields.append(f"{flag if flag != '--id' or flag in ours else 'ID'} {field.detail}")
     return "; ".join(fields) or str(error)
 
 
-@click.group(name="horae", context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """The whole command line: its streams are made fit at its start, and hold up nothing at its end."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        streams.prepare()
+        try:
+            return super().main(*args, **kwargs)
+        finally:
+            streams.drop_unwritten()
+
+
+@click.group(name="horae", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="horae", prog_name="horae", message="%(prog)s %(version)s")
 def main_group() -> None:
     """horae: jobs now or later, on a cluster of its own.
@@ -234,7 +313,7 @@ def main_group() -> None:
     """
 
 
-class _Seconds(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+class _WaitSeconds(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     """How long to wait. A word here is the TASK that was meant to stand elsewhere."""
 
     name = "seconds"
@@ -256,7 +335,7 @@ class _Seconds(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 @click.argument("task")
 @click.option("--payload", metavar="JSON", help="The payload, a JSON value.")
 @click.option("--at", "run_at", metavar="RFC3339", help="When it becomes due, with an offset: 2026-11-29T12:00:00Z.")
-@click.option("--delay", "delay_seconds", type=click.FloatRange(min=0), metavar="SECONDS", help="Due after so long.")
+@click.option("--delay", "delay_seconds", type=_Seconds(), metavar="SECONDS", help="Due after so long.")
 @click.option("--queue", metavar="Q", help="Default: default.")
 @click.option("--id", "job_id", metavar="ID", help="Your own id: submitting it again makes no second job.")
 @click.option("--priority", type=click.IntRange(-100, 100), metavar="N", help="-100 to 100, higher first.")
@@ -266,7 +345,7 @@ class _Seconds(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     "wait_seconds",
     is_flag=False,
     flag_value="inf",
-    type=_Seconds(),
+    type=_WaitSeconds(),
     metavar="[SECONDS]",
     help="Wait for the result, at most so long; exit 0 if it succeeded, 1 if it did not, 4 if it is not finished yet.",
 )
@@ -301,7 +380,14 @@ def _new_job(
     """With an id from here on, so that it can be told whatever happens."""
     if run_at is not None and delay_seconds is not None:
         fail(EXIT_USAGE, "--at and --delay exclude each other; give one")
-    named = {"run_at": _moment(run_at), "delay_seconds": delay_seconds, "id": job_id or new_id(), **options}
+    if job_id == "":
+        fail(EXIT_USAGE, "--id is empty; leave the flag out for a new one")
+    named = {
+        "run_at": _moment(run_at),
+        "delay_seconds": delay_seconds,
+        "id": new_id() if job_id is None else job_id,
+        **options,
+    }
     return NewJob(task=task, payload=_payload(payload), **{key: it for key, it in named.items() if it is not None})
 
 
@@ -349,7 +435,7 @@ def job(target: Target, job_id: str) -> None:
 def jobs(target: Target, queue: str | None, state: str | None, limit: int) -> None:
     """List jobs, newest first."""
     with target.client() as client:
-        found = list(islice(client.jobs(queue=queue, state=state, page=min(limit, 1000)), limit))
+        found = list(islice(client.jobs(queue=queue, state=state, page=min(limit, 1000)), min(limit, sys.maxsize)))
     target.render(found, show.show_jobs)
 
 
@@ -468,10 +554,11 @@ def _show_standing(target: Target, found: MemberStanding) -> None:
 
 def _show_without_leader(target: Target) -> NoReturn:
     views = _local_views(target)
-    if target.json:
-        show.print_json({url: {"error": it} if isinstance(it, str) else it for url, it in views.items()})
-    else:
-        show.show_local_views(views)
+    with suppress(show.Unshown):  # the last line tells what is the matter
+        if target.json:
+            show.print_json({shown(url): {"error": it} if isinstance(it, str) else it for url, it in views.items()})
+        else:
+            show.show_local_views({shown(url): view for url, view in views.items()})
     fail(EXIT_UNREACHABLE, _why_no_leader(target, views))
 
 
@@ -479,7 +566,7 @@ def _why_no_leader(target: Target, views: dict[str, ClusterView | str]) -> str:
     """By what each node says of itself. Of several that say that they lead, the one of the last term does."""
     answered = {url: view for url, view in views.items() if not isinstance(view, str)}
     if not answered:
-        return f"no node answers at {', '.join(views)}; is the cluster up? (--url, HORAE_URL)"
+        return f"no node answers at {', '.join(map(shown, views))}; is the cluster up? (--url, HORAE_URL)"
     leading = {url: view for url, view in answered.items() if view.role == "leader"}
     if not leading:
         return "no leader: a majority of the nodes must be up and reach each other"
@@ -488,7 +575,7 @@ def _why_no_leader(target: Target, views: dict[str, ClusterView | str]) -> str:
     if any(answered[url].node == leader.node for url in asked if url in answered):
         return f"{leader.node} leads, by its own view, but did not serve: it must reach a majority; try again"
     reach = "the node asked does" if len(asked) == 1 else "the nodes asked do"
-    return f"{reach} not reach the leader: {leader.node} leads, by its own view; ask it with --url {url}"
+    return f"{reach} not reach the leader: {leader.node} leads, by its own view; ask it with --url {shown(url)}"
 
 
 def _local_views(target: Target) -> dict[str, ClusterView | str]:
@@ -503,7 +590,7 @@ def _local_views(target: Target) -> dict[str, ClusterView | str]:
         except (errors.Unauthenticated, errors.Forbidden):
             raise
         except errors.HoraeError as error:
-            views[url] = str(getattr(error, "why", error)).removeprefix(f"{url}: ")
+            views[url] = str(getattr(error, "why", error)).removeprefix(f"{shown(url)}: ")
         else:
             to_ask += [it.url for it in view.members if it.url not in views and it.url not in to_ask]
     return views
@@ -516,16 +603,17 @@ def worker(target: Target, where: str) -> None:
     """Run a worker: the `Worker` that WORKER names in MODULE. Ctrl-C stops it, a second one at once."""
     found = _load_worker(where)
     if target.chosen:
-        found.urls = [base_url(url) for url in target.urls]
+        found.urls = target.urls
     if target.token is not None:
         found.token = target.token
     logs.show("")
-    found.run()
+    with signals.heard_to_the_end(found.stop):
+        found.run()
 
 
 def _load_worker(where: str) -> Worker:
     module_name, colon, name = where.partition(":")
-    if not colon or not module_name or not name:
+    if not colon or not name or not all(module_name.split(".")):
         fail(EXIT_USAGE, f"{where!r} is not MODULE:WORKER; write it as myapp.tasks:worker")
     sys.path.insert(0, os.getcwd())
     try:

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Raw
 
 from horae import clock, codec, errors, wire
+from horae.checks import require_no_nan
 from horae.ids import new_id
 from horae.jobs import Beat, Claim, Ended, Ending, Failure, Job, JobOptions, JobPage, NewJob, Renewal
 from horae.transport import Again, Answer, Refusal, Transport
@@ -36,6 +37,9 @@ _AGAIN = frozenset({"rate_limited", "no_leader", "outcome_unknown", "shutting_do
 """Item errors of a batch that a repeat with the same ids may mend."""
 _AGAIN_SECONDS = 0.2
 """A leader that sheds single items of a batch is given this long before they are sent again."""
+
+
+_NO_PART = frozenset({"", ".", ".."})
 
 
 class _Jobs(msgspec.Struct):
@@ -213,7 +217,7 @@ class AsyncClient:
 
         Raises: `NotFound`, `NotFinished` at the end of the wait.
         """
-        until = None if wait_seconds is None else clock.monotonic() + wait_seconds
+        until = None if wait_seconds is None else clock.monotonic() + require_no_nan("wait_seconds", wait_seconds)
         while True:
             poll = _POLL_SECONDS if until is None else min(_POLL_SECONDS, max(0.0, until - clock.monotonic()))
             path = f"{_job_path(job_id)}?wait_seconds={poll:.3f}"
@@ -403,7 +407,8 @@ class AsyncClient:
     # ------------------------------------------------------------ one call
 
     def _until(self, deadline_seconds: float | None) -> float:
-        return clock.monotonic() + (self._deadline_seconds if deadline_seconds is None else deadline_seconds)
+        seconds = self._deadline_seconds if deadline_seconds is None else deadline_seconds
+        return clock.monotonic() + require_no_nan("deadline_seconds", seconds)
 
     async def _call(
         self,
@@ -456,11 +461,22 @@ def url_list(urls: str | Sequence[str]) -> list[str]:
 
 
 def _job_path(job_id: str) -> str:
-    return f"/v1/jobs/{quote(job_id, safe='')}"
+    return f"/v1/jobs/{_part(job_id, '/id')}"
 
 
 def _member_path(node: str) -> str:
-    return f"/v1/cluster/members/{quote(node, safe='')}"
+    return f"/v1/cluster/members/{_part(node, '/node')}"
+
+
+def _part(name: str, pointer: str) -> str:
+    """One part of a path. Raises: `Invalid` for what no URL can carry there: it would be another path."""
+    try:
+        quoted = quote(name, safe="")
+    except UnicodeEncodeError:
+        quoted = ""
+    if quoted in _NO_PART:
+        raise errors.invalid_here(pointer, f"{name!r} names nothing that there could be")
+    return quoted
 
 
 def _require_options(options: JobOptions) -> None:

@@ -6,6 +6,8 @@ value reads the same whichever encoding carried it. Next to read: `client.py`, `
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import date, datetime
 from itertools import chain
 from typing import Any
 
@@ -20,6 +22,18 @@ _JSON_PER_MSGPACK_BYTES = 6
 
 _NESTING = frozenset((dict, list, tuple))
 """What a plain value nests by: `plain` makes the types themselves, never their heirs."""
+
+_HEIRS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (str, str.__str__),
+    (int, int.__int__),
+    (float, float.__float__),
+    (bytes, lambda value: bytes.__getitem__(value, slice(None))),
+    (datetime, lambda value: datetime.combine(datetime.date(value), datetime.timetz(value))),
+    (date, lambda value: date(value.year, value.month, value.day)),
+)
+"""Types that msgspec takes, but not their heirs (numpy's float, pandas' moment), and how an heir becomes one: by the
+type's own method, where it is one, since what the heir makes of it may be anything.
+"""
 
 _encode = msgspec.msgpack.Encoder().encode
 _encode_json = msgspec.json.Encoder().encode
@@ -36,8 +50,8 @@ def encode(message: Any) -> bytes:
 
 
 def plain(value: Any) -> Any:
-    """`value` in JSON's types. Raises: TypeError when there is no such form."""
-    return msgspec.to_builtins(value, str_keys=True)
+    """`value` in JSON's types; an heir of one counts as that. Raises: TypeError when there is no such form."""
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=_of_base_type)
 
 
 def encode_value(value: Any, *, bytes_max: int, what: str) -> Raw:
@@ -60,6 +74,13 @@ def encode_value(value: Any, *, bytes_max: int, what: str) -> Raw:
     if text.count(b"[") + text.count(b"{") > JSON_DEPTH_MAX and _too_deep(value):
         raise _nested(what)
     return Raw(data)
+
+
+def _of_base_type(value: Any) -> Any:
+    for base, convert in _HEIRS:
+        if isinstance(value, base):
+            return convert(value)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
 
 
 def _too_deep(value: Any) -> bool:

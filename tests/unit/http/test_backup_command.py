@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,32 @@ async def test_what_one_node_says_is_not_lost_to_the_next_ones_silence(tmp_path:
         got = await backup(tmp_path, server.url, f"http://127.0.0.1:{free_port()}")
     assert got.exit_code == 1
     assert got.stderr.startswith("horae: unauthenticated")
+
+
+@pytest.mark.parametrize("kind", ["a directory", "a pipe", "a link to a pipe", "a link in a circle"])
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "x"
+    if kind == "a directory":
+        file.mkdir()
+    elif kind == "a pipe":
+        os.mkfifo(file)
+    elif kind == "a link to a pipe":
+        os.mkfifo(tmp_path / "there")
+        file.symlink_to("there")
+    else:
+        file.symlink_to("x")
+    before = {path.name: os.lstat(path) for path in tmp_path.iterdir()}
+    words = ["backup", str(file), "--force", "--url", f"http://127.0.0.1:{free_port()}"]
+    got = CliRunner().invoke(main_group, words, env={"HORAE_URL": "", "HORAE_TOKEN": ""})
+    assert got.exit_code == 2
+    assert got.stderr.startswith(f"horae: {file} is no regular file: ")
+    assert {path.name: os.lstat(path) for path in tmp_path.iterdir()} == before
+
+
+def test_a_place_that_cannot_be_is_told(tmp_path: Path) -> None:
+    got = CliRunner().invoke(main_group, ["backup", str(tmp_path / ("x" * 300))])
+    assert got.exit_code == 2
+    assert got.stderr.endswith("cannot be written: File name too long\n")
 
 
 async def test_no_node_and_no_horae_node_are_told(tmp_path: Path) -> None:
