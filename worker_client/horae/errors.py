@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from horae.wire import Problem
+from horae.wire import FieldError, Problem
 
 if TYPE_CHECKING:
     from horae.jobs import Job
@@ -202,6 +202,13 @@ def unknown_submit(error: OutcomeUnknown, job_id: str) -> OutcomeUnknown:
 def made_here(code: str, status: int, title: str, detail: str) -> RequestError:
     """An error of the contract that this side found by itself (no answer came)."""
     return error_of(Problem(type="about:blank#" + code, title=title, status=status, detail=detail, code=code))
+
+
+def invalid_here(pointer: str, detail: str) -> RequestError:
+    """The same of one field: what the cluster would say, or could not even be asked."""
+    field = FieldError(pointer=pointer, detail=detail)
+    problem = made_here("invalid", 422, "Invalid", f"{pointer}: {detail}").problem
+    return error_of(structs.replace(problem, errors=[field]))
 
 
 def _text(problem: Problem) -> str:

@@ -15,10 +15,11 @@ from horae import backoff
 class Node:
     """One base URL and what was seen of it lately."""
 
-    __slots__ = ("failures", "paused_at", "paused_until", "url")
+    __slots__ = ("failures", "paused_at", "paused_until", "shown", "url")
 
     def __init__(self, url: str) -> None:
         self.url = url
+        self.shown = shown(url)
         self.failures = 0
         self.paused_at = 0.0
         self.paused_until = 0.0
@@ -35,6 +36,11 @@ class Nodes:
         self._leader: Node | None = None
         self._learned: Node | None = None
         self._turn = 0
+
+    @property
+    def configured_urls(self) -> list[str]:
+        """Those given, each once."""
+        return [node.url for node in self._configured]
 
     @property
     def leader_url(self) -> str | None:
@@ -108,13 +114,22 @@ def base_url(text: str) -> str:
     url = text.strip().rstrip("/").removesuffix("/v1").rstrip("/")
     try:
         parts = urlsplit(url)
-        fit = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        fit = parts.scheme in ("http", "https") and bool((parts.hostname or "").encode("idna")) and parts.port != 0
     except ValueError:
         fit = False
-    if not fit or parts.query or parts.fragment or any(char.isspace() for char in url):
+    if not fit or parts.query or parts.fragment or not _ONE_WORD.fullmatch(url) or not url.isprintable():
         better = f"http://{url}" if _HOST_PORT.fullmatch(url) else "http://127.0.0.1:7070"
-        raise ValueError(f"not a base URL: {text!r}; write it as {better}")
+        raise ValueError(f"not a base URL: {_BEFORE_AT.sub('...@', text)!r}; write it as {better}")
     return url
 
 
+def shown(url: str) -> str:
+    """The URL as it may be told: with no password, nor the user's name before it."""
+    return _USER.sub(r"\1...@", url)
+
+
+_USER = re.compile(r"(//)[^/?#]*@")
+_BEFORE_AT = re.compile(r".*@", re.DOTALL)
+"""Where no rule holds, a password may be anything."""
+_ONE_WORD = re.compile(r"[^\s\\]+")
 _HOST_PORT = re.compile(r"[A-Za-z0-9.-]+(:[0-9]{1,5})?")

@@ -6,10 +6,12 @@ Not here: whom to ask, exit codes, refusals (`cli.py`).
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,7 +20,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from horae import visible
+from horae import streams, visible
 from horae.jobs import AttemptError, Job
 from horae.wire import ClusterView
 
@@ -33,6 +35,14 @@ STATE_STYLES = {
 }
 
 
+class Unshown(Exception):
+    """The output cannot be written. `quiet`: its reader has gone, as `head` does, and wants no word about it."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__((error.strerror or str(error)).lower())
+        self.quiet = isinstance(error, BrokenPipeError)
+
+
 _BLANKS_AT_END = re.compile(r" +((?:\x1b\[[0-9;]*m)*)$", re.MULTILINE)
 """A table pads its last column with blanks, which a copy carries along."""
 
@@ -41,7 +51,18 @@ def _print(what: RenderableType) -> None:
     console = _console()
     with console.capture() as captured:
         console.print(what)
-    print(_BLANKS_AT_END.sub(r"\1", captured.get()), end="")
+    _write(_BLANKS_AT_END.sub(r"\1", captured.get()))
+
+
+def _write(text: str) -> None:
+    """At once: what waits in a buffer fails when nobody can tell any more. Raises: `Unshown`."""
+    if streams.is_missing(1):
+        raise Unshown(OSError(errno.EBADF, "there is no standard output"))
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as error:
+        raise Unshown(error) from error
 
 
 def _console() -> Console:
@@ -51,19 +72,21 @@ def _console() -> Console:
 
 
 def say(line: str) -> None:
-    """One line on stderr."""
-    print("horae: " + visible.line(" ".join(line.split())), file=sys.stderr, flush=True)
+    """One line on stderr; left out when that is full or gone: the exit code tells, too."""
+    with suppress(OSError):
+        print("horae: " + visible.line(" ".join(line.split())), file=sys.stderr, flush=True)
 
 
 def print_line(line: str) -> None:
-    """One line on stdout."""
-    print(visible.line(line))
+    """One line on stdout. Raises: `Unshown`, as all that print there."""
+    _write(visible.line(line) + "\n")
 
 
 def print_json(value: Any) -> None:
-    """As the contract writes it, times with milliseconds."""
+    """As the contract writes it, times with milliseconds. What the output's encoding may lack stays JSON."""
     plain = msgspec.to_builtins(value, builtin_types=(datetime,))
-    print(json.dumps(plain, default=_rfc3339, ensure_ascii=False, indent=2))
+    any_text = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    _write(json.dumps(plain, default=_rfc3339, ensure_ascii=not any_text, indent=2) + "\n")
 
 
 def _rfc3339(moment: datetime) -> str:

@@ -18,6 +18,9 @@ _ESCAPING = frozenset({"backslashreplace", "ignore", "namereplace", "replace", "
 """Ways with characters that an encoding lacks that never fail. The default, `strict`, ends a command in its print."""
 
 
+_missing: set[int] = set()
+
+
 def prepare() -> None:
     """Open the null device where a standard descriptor is missing, and escape what the output's encoding lacks.
 
@@ -33,6 +36,11 @@ def prepare() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
+def is_missing(fd: int) -> bool:
+    """`prepare` found this one closed: what is written there is lost."""
+    return fd in _missing
+
+
 def drop_unwritten() -> None:
     """At a command's end: what cannot be written by now is let go, where the interpreter would fail in its last flush
     and change the exit code to 120.
@@ -46,6 +54,7 @@ def _require_open(fd: int) -> None:
     try:
         os.fstat(fd)
     except OSError:
+        _missing.add(fd)
         opened = os.open(os.devnull, os.O_RDWR)
         assert opened == fd  # the lowest that is free, and those below are taken
         os.set_inheritable(fd, True)

@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from horae import backoff, clock, errors
+from horae import backoff, checks, clock, errors
 from horae.nodes import Node, Nodes
 from horae.trouble import Trouble
 from horae.wire import Problem
@@ -112,6 +112,7 @@ class Transport:
         now: Callable[[], float] = clock.monotonic,
     ) -> None:
         self.nodes = Nodes(urls)
+        checks.credentials(self.nodes.configured_urls, token)
         self._trouble = trouble
         self._heard = False
         self._headers = {"Content-Type": MSGPACK, "Accept": MSGPACK}
@@ -179,12 +180,12 @@ class Transport:
             if got.status < 300:
                 if self._trouble is not None:
                     self._trouble.over(self._now())
-                return Answer(got.status, got.body, _is_json(got), past.perhaps_done, node.url)
-            problem = errors.error_of(_problem(got, node.url))
+                return Answer(got.status, got.body, _is_json(got), past.perhaps_done, node.shown)
+            problem = errors.error_of(_problem(got, node.shown))
             pause = self._settle(node, got, problem, past.perhaps_done)
             now = self._now()
             past.refused(node, problem, now - began)
-            self._tell(f"{node.url}: {problem}", began + wait_seconds, now, reached=True)
+            self._tell(f"{node.shown}: {problem}", began + wait_seconds, now, reached=True)
             if pause > 0:
                 if now + pause >= deadline:
                     raise past.error(self._heard)
@@ -219,14 +220,14 @@ class Transport:
             ) as response:
                 return _Try(response.status, response.headers, await response.read())
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise _NoAnswer(f"{node.url}: {_in_words(error)}", False) from error
+            raise _NoAnswer(f"{node.shown}: {_in_words(error)}", False) from error
         except TimeoutError as error:
             cut_short = seconds < LEADER_SECONDS + _ON_THE_WAY_SECONDS and not path.endswith(_LOCAL)
-            raise _NoAnswer(f"{node.url}: no answer in {seconds:.1f} s", True, cut_short=cut_short) from error
+            raise _NoAnswer(f"{node.shown}: no answer in {seconds:.1f} s", True, cut_short=cut_short) from error
         except aiohttp.ClientResponseError as error:
-            raise Refusal(_foreign(f"{node.url} is no horae node: it does not speak HTTP"), False) from error
+            raise Refusal(_foreign(f"{node.shown} is no horae node: it does not speak HTTP"), False) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _NoAnswer(f"{node.url}: {_in_words(error)}", True) from error
+            raise _NoAnswer(f"{node.shown}: {_in_words(error)}", True) from error
 
     def _open(self) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(

@@ -148,6 +148,105 @@ async def test_a_wrong_value_is_told_by_its_flag(server: FakeServer) -> None:
         assert flag in got.stderr
 
 
+@pytest.mark.parametrize("command", ["job x --deadline nan", "submit t --delay nan", "submit t --wait nan"])
+def test_what_is_no_number_is_no_time(command: str) -> None:
+    got = CliRunner().invoke(main_group, command.split())
+    assert got.exit_code == 2
+    assert f"'{command.split()[2]}': takes seconds" in got.stderr
+
+
+async def test_a_limit_past_any_number_of_jobs_is_no_limit(server: FakeServer) -> None:
+    server.add("t", job_id="x")
+    got = await run(server, "jobs", "--limit", str(10**20))
+    assert (got.exit_code, len(got.stdout.splitlines())) == (0, 2)
+
+
+@pytest.mark.parametrize("command", ["job x", "submit t", "cluster", "cluster --json", "cluster remove n1"])
+def test_no_password_of_a_url_is_told(command: str) -> None:
+    for url in ("http://u:secret@127.0.0.1:1", "http:/u:secret@127.0.0.1:1", "http://u:sec/ret@127.0.0.1"):
+        got = CliRunner().invoke(main_group, [*command.split(), "--url", url, "--deadline", "0.1"])
+        assert got.exit_code in (2, 3)
+        assert "...@127.0.0.1" in got.stderr
+        assert "ret@" not in got.output
+
+
+async def test_a_user_of_a_url_is_sent(server: FakeServer) -> None:
+    server.add("t", job_id="x")
+    url = server.url.replace("://", "://u:secret@")
+    got = await asyncio.to_thread(CliRunner().invoke, main_group, ["job", "x", "--url", url])
+    assert got.exit_code == 0
+
+
+# ---------------------------------------------------------------- what it prints goes nowhere
+
+
+async def redirected(
+    server: FakeServer, words: str, stdout: int = asyncio.subprocess.PIPE, **environ: str
+) -> tuple[int | None, str, str]:
+    """A command line of the shell, with its redirections: exit code, stdout, stderr."""
+    source = "import horae.cli; horae.cli.main_group(prog_name='horae')"
+    line = f'"{sys.executable}" -c "{source}" {words}'
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | environ
+    process = await asyncio.create_subprocess_exec(
+        "sh", "-c", line, stdout=stdout, stderr=asyncio.subprocess.PIPE, env={**environ, "HORAE_URL": server.url}
+    )
+    async with asyncio.timeout(60):
+        out, told = await process.communicate()
+    return process.returncode, (out or b"").decode(), told.decode()
+
+
+FULL_DEVICE = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")
+NO_ROOM = "but its answer cannot be printed: no space left on device"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        pytest.param("submit t --id new >/dev/full", f"(job new, ready), {NO_ROOM}", marks=FULL_DEVICE),
+        pytest.param("job x --json >/dev/full", f"(job x, ready), {NO_ROOM}", marks=FULL_DEVICE),
+        pytest.param("jobs >/dev/full", f"the call succeeded, {NO_ROOM}", marks=FULL_DEVICE),
+        pytest.param("jobs --json >/dev/full", f"the call succeeded, {NO_ROOM}", marks=FULL_DEVICE),
+        pytest.param("jobs >/dev/full 2>/dev/full", "", marks=FULL_DEVICE),
+        ("submit t --id new >&-", "(job new, ready), but its answer cannot be printed: there is no standard output"),
+        ("jobs >&- 2>&-", ""),
+    ],
+)
+async def test_a_call_whose_answer_cannot_be_printed_has_succeeded(server: FakeServer, words: str, says: str) -> None:
+    server.add("t", job_id="x")
+    code, out, told = await redirected(server, words)
+    assert (code, out) == (5, "")
+    assert says in told
+    assert told.count("\n") == (1 if says else 0)
+    assert set(server.jobs) == ({"x", "new"} if "new" in words else {"x"})
+
+
+@pytest.mark.parametrize("redirect", ["2>&-", pytest.param("2>/dev/full", marks=FULL_DEVICE)])
+async def test_a_hint_that_cannot_be_printed_is_left_out(server: FakeServer, redirect: str) -> None:
+    server.add("t", job_id="x")
+    code, out, _ = await redirected(server, f"submit t --id x {redirect}")
+    assert (code, out[:2]) == (0, "id")
+    assert (await redirected(server, f"job nowhere {redirect}"))[0] == 1
+
+
+async def test_a_reader_that_has_gone_wants_no_word(server: FakeServer) -> None:
+    server.add("t", job_id="x")
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        code, _, told = await redirected(server, "jobs", writing)
+    finally:
+        os.close(writing)
+    assert (code, told) == (5, "")
+
+
+async def test_what_an_encoding_lacks_is_escaped(server: FakeServer) -> None:
+    code, out, told = await redirected(server, "submit t\u00e4 --id x", PYTHONIOENCODING="ascii")
+    assert (code, told) == (0, "")
+    assert r"t\xe4" in out
+    code, out, told = await redirected(server, "job x --json", PYTHONIOENCODING="ascii")
+    assert (code, json.loads(out)["task"], told) == (0, "t\u00e4", "")
+
+
 async def test_without_a_leader_each_nodes_own_view_is_shown(server: FakeServer) -> None:
     gone = "http://127.0.0.1:1"
     server.fault("/v1/cluster", problem("no_leader", 503), _ok(cluster_view(server.url, gone)))

@@ -481,3 +481,27 @@ async def test_a_claim_that_failed_is_asked_again_with_a_short_wait(server: Fake
 def test_an_option_that_is_none_is_told_with_the_one_that_was_meant(given: dict[str, int], meant: str) -> None:
     with Client("http://127.0.0.1:1") as client, pytest.raises(TypeError, match=re.escape(meant)):
         client.submit("hello", **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("call", ["job", "wait", "result"])
+def test_a_time_that_is_no_number_is_refused(call: str) -> None:
+    """It passes every comparison, and no wait for it ends."""
+    name = "deadline_seconds" if call == "job" else "wait_seconds"
+    with Client("http://127.0.0.1:1") as client, pytest.raises(ValueError, match=f"{name} is a number of seconds"):
+        getattr(client, call)("x", **{name: float("nan")})
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "\udcff"])
+def test_a_name_that_no_path_can_carry_is_refused_by_its_field(name: str) -> None:
+    with Client("http://127.0.0.1:1") as client:
+        for call, pointer in ((client.job, "/id"), (client.cancel, "/id"), (client.remove_member, "/node")):
+            with pytest.raises(errors.Invalid) as refused:
+                call(name)
+            assert [field.pointer for field in refused.value.problem.errors] == [pointer]
+
+
+def test_one_request_carries_one_way_in() -> None:
+    with pytest.raises(ValueError, match=re.escape("http://...@h names a user, and there is a token")):
+        Client("http://u:secret@h", token="t")
+    with pytest.raises(ValueError, match="token: it has characters"):
+        Client("http://h", token="t\n")

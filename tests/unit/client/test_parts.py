@@ -92,6 +92,57 @@ def test_values_nest_as_deep_as_the_contract_allows_and_no_deeper() -> None:
         codec.encode_value([deep], bytes_max=20_000, what="x")
 
 
+class Text(str):
+    """As an ORM's, a template's or numpy's."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+class Whole(int):
+    pass
+
+
+class Real(float):
+    pass
+
+
+class Octets(bytes):
+    pass
+
+
+class Moment(datetime):
+    pass
+
+
+class Row(list[Any]):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("heir", "plain"),
+    [
+        (Text("x"), "x"),
+        (Whole(2**63), 2**63),
+        (Real(2.5), 2.5),
+        (Octets(b"x"), "eA=="),
+        (Moment(2026, 11, 29, 12, tzinfo=UTC), "2026-11-29T12:00:00Z"),
+        (Row([Text("x"), Heir(a=Whole(1))]), ["x", {"a": 1}]),
+        ({Whole(1): Text("x")}, {"1": "x"}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_heir_of_a_plain_type_is_sent_as_that(heir: Any, plain: Any) -> None:
+    sent = msgspec.msgpack.decode(codec.encode_value(heir, bytes_max=100, what="x"))
+    assert sent == plain
+    assert type(sent) is type(plain)
+
+
+def test_what_has_no_json_form_is_named() -> None:
+    with pytest.raises(TypeError, match="type object is unsupported"):
+        codec.encode_value([object()], bytes_max=100, what="x")
+
+
 def test_a_payload_that_holds_itself_is_refused_before_it_is_sent() -> None:
     loop: list[Any] = []
     loop.append(loop)
@@ -207,7 +258,24 @@ def run(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str, s
         (["worker", "nowhere"], "MODULE:WORKER"),
         (["worker", "no_such_module_here:worker"], "no module"),
         (["worker", "json:loads"], "no horae Worker"),
-        (["job", "x", "--url", "localhost"], "not a base URL"),
+        (["worker", "..:x"], "'..:x' is not MODULE:WORKER"),
+        (["worker", "json.:x"], "'json.:x' is not MODULE:WORKER"),
+        (["job", "x", "--url", "localhost"], "--url: not a base URL"),
+        (["job", "x", "--url", "http://a\\b"], "--url: not a base URL"),
+        (["job", "x", "--url", f"http://{'a' * 70}"], "--url: not a base URL"),
+        (["job", "x", "--url", "http://\udcff"], "--url is not UTF-8 text"),
+        (["cluster", "--url", "\udcff", "lead", "n1"], "--url is not UTF-8 text"),
+        (["cluster", "lead", "\udcff"], "NODE is not UTF-8 text"),
+        (["job", "\udcff"], "ID is not UTF-8 text"),
+        (["submit", "\udcff"], "TASK is not UTF-8 text"),
+        (["submit", "t", "--id", "\udcff"], "--id is not UTF-8 text"),
+        (["submit", "t", "--id", ""], "--id is empty"),
+        (["submit", ""], "TASK is empty"),
+        (["job", ""], "ID is empty"),
+        (["job", ".."], "ID '..' names nothing"),
+        (["cluster", "remove", "."], "NODE '.' names nothing"),
+        (["job", "x", "--token", "a\nb"], "token: it has characters"),
+        (["job", "x", "--url", "http://u:p@a", "--token", "b"], "names a user, and there is a token"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], line: str) -> None:
