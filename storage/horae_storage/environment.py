@@ -120,10 +120,14 @@ class Environment:
         of key, value and what is kept beside them."""
         return self._page_bytes // 2 - _NODE_BYTES_MAX
 
-    def begin(self) -> Any:
-        """A write transaction of py-lmdb, with at least 40 % of the map free for it. Raises: `StorageFailed`."""
+    def begin(self, *, may_grow: bool = True) -> Any:
+        """A write transaction of py-lmdb, with at least 40 % of the map free for it. Raises: `StorageFailed`.
+
+        Not `may_grow` while another thread reads: a map that grows moves, and what is read is gone from under it.
+        """
         try:
-            self.grow_when_needed()
+            if may_grow:
+                self.grow_when_needed()
             return self._lmdb.begin(write=True)
         except lmdb.Error as error:
             raise as_storage_error(error, self.path) from error

@@ -22,7 +22,6 @@ from msgspec.msgpack import Encoder
 
 from horae_storage.environment import (
     LOCK_SUFFIX,
-    MAP_BYTES,
     RESERVE_BYTES,
     Environment,
     as_file_error,
@@ -35,6 +34,10 @@ from horae_storage.kv import Row
 from horae_storage.rows import CRC_BYTES, DELETED, INTACT, corrupt_row, require_key
 
 _SUFFIX = ".mdb"
+
+STATE_MAP_BYTES = 64 << 30
+"""Address space only, and far more than a state takes: the map cannot grow while a copy is read, which takes minutes
+for a large state."""
 
 
 _pack = Encoder().encode
@@ -238,7 +241,7 @@ class LmdbStore:
         directory: Path,
         *,
         create: bool = True,
-        map_bytes: int = MAP_BYTES,
+        map_bytes: int = STATE_MAP_BYTES,
         reserve_bytes: int = RESERVE_BYTES,
     ) -> None:
         """Open the newest state in `directory`, or make an empty one when there is none and `create` says so.
@@ -340,7 +343,9 @@ class LmdbStore:
         )
 
     def _begin(self) -> None:
-        self._lmdb_txn = self._env.begin()
+        with self._pins_lock:
+            copied = self._pins.get(self._env, 0) > 0
+        self._lmdb_txn = self._env.begin(may_grow=not copied)
         self._txn = LmdbTxn(self._lmdb_txn, self._env)
 
     def _retire(self, env: Environment, *, unlink: bool = True) -> None:

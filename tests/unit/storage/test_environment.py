@@ -133,6 +133,22 @@ def test_the_map_grows_while_it_is_written(tmp_path: Path) -> None:
     store.close()
 
 
+def test_the_map_does_not_move_under_a_copy(tmp_path: Path) -> None:
+    store = LmdbStore(tmp_path, map_bytes=4 * MIB, reserve_bytes=MIB)
+    base = store._env._map_bytes
+    store.txn.put(b"a", ("x" * 2 * MIB,))
+    frozen = store.freeze()
+    store.commit()
+    store.txn.put(b"b", ("x" * MIB,))
+    store.commit()
+    assert store._env._map_bytes == base
+    frozen.release()
+    store.txn.put(b"c", (1,))
+    store.commit()
+    assert store._env._map_bytes > base
+    store.close()
+
+
 def test_a_full_disk_refuses_the_commit_and_keeps_the_transaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
