@@ -29,11 +29,14 @@ class PeerBook:
     def check(self, node_id: str, incarnation: str) -> str | None:
         """Why this peer is refused; None when it is the one we know, or is met for the first time (then noted, synced).
 
-        Raises: `DirectoryUnusable` when it cannot be written down.
+        One that cannot be written down is refused, too: it calls again, and the disk may have room by then.
         """
         known = self._known.get(node_id)
         if known is None:
-            self._write({**self._known, node_id: incarnation})
+            try:
+                self._write({**self._known, node_id: incarnation})
+            except DirectoryUnusable as error:
+                return f"node {node_id!r} is met for the first time, and that cannot be written down: {error}"
         elif known != incarnation:
             return (
                 f"node {node_id!r} has another data directory than when it was first met: it was emptied, replaced or "

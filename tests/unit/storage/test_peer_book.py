@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
+from horae_storage import peer_book
 from horae_storage.errors import DirectoryUnusable
 from horae_storage.peer_book import FILE_NAME, PeerBook
 
@@ -24,6 +26,21 @@ def test_a_forgotten_peer_may_come_with_a_new_directory(tmp_path: Path) -> None:
     assert book.forget("n2")
     assert not book.forget("n2")
     assert PeerBook(tmp_path).check("n2", "two") is None
+
+
+def test_a_first_meeting_that_cannot_be_written_down_is_put_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a handshake, with a disk that is full: the node goes on without that peer, which calls again."""
+    book = PeerBook(tmp_path)
+
+    def no_room(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as system:
+        system.setattr(peer_book, "write_atomically", no_room)
+        assert "cannot be written down" in (book.check("n2", "one") or "")
+    assert book.check("n2", "one") is None
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"n2": 1}', b"\xff"])
