@@ -57,8 +57,12 @@ class Reporter:
         self._news.set()
 
     async def run(self) -> None:
-        """Send for ever; cancel it to end it."""
+        """Send for ever; cancel it to end it. Run again, it begins with what had no answer yet."""
         failures = 0
+        self._waiting.extendleft(reversed(self._sending))
+        self._sending = []
+        if self._waiting:
+            self._news.set()
         while True:
             await self._news.wait()
             batch = self._take()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -16,12 +17,18 @@ from horae.leases import CANCEL_REQUESTED
 from horae.registry import Context, Registry, Task
 from horae.threads import ThreadPool
 
+STOPPING = "stopping"
 UNKNOWN_TASK_RETRY_SECONDS = 30.0
 """A rolling deploy takes minutes: by the job's own back-off all attempts could be gone before the new code is here."""
 
 
-async def run_attempt(claim: Claim, context: Context, registry: Registry, pool: ThreadPool) -> Ending | None:
-    """Run the handler; its outcome, or None when it stopped for a reason that leaves nothing to report."""
+async def run_attempt(
+    claim: Claim, context: Context, registry: Registry, pool: ThreadPool, interrupted: Callable[[], bool]
+) -> Ending | None:
+    """Run the handler; its outcome, or None when it stopped for a reason that leaves nothing to report.
+
+    `interrupted`: the worker has cancelled it, not another.
+    """
     task = registry.get(claim.task)
     if task is None:
         return unknown_task(claim, registry.names())
@@ -34,6 +41,11 @@ async def run_attempt(claim: Claim, context: Context, registry: Registry, pool: 
     except errors.Retry as verdict:
         return failed(claim, verdict, retry_in_seconds=verdict.in_seconds)
     except (asyncio.CancelledError, errors.JobCancelled) as error:
+        if not context.cancelled:
+            # Who ends a whole loop cancels all its tasks in one pass, in no order: the worker's own may come next.
+            await asyncio.sleep(0)
+        if context.cancel_reason == STOPPING and task.is_async and not interrupted():
+            return loop_ended(claim, error)
         return stopped(claim, context.cancel_reason, error)
     except BaseException as error:
         # The root of the handler: whatever it raises is its outcome, `KeyboardInterrupt` too. A signal stops the worker
@@ -73,9 +85,16 @@ def released(claim: Claim, delay_seconds: float = 0) -> Ending:
     return Ending(job_id=claim.id, lease_token=claim.lease_token, outcome="release", delay_seconds=delay_seconds)
 
 
+def loop_ended(claim: Claim, error: BaseException) -> Ending | None:
+    """The loop was ended under the handler, perhaps by its own `sys.exit`: a release would do that again for ever, and
+    what may be innocent shall not die of it. On the last attempt nothing is told: the lease runs out, which is counted.
+    """
+    return failed(claim, error) if claim.attempt < claim.max_attempts else None
+
+
 def stopped(claim: Claim, reason: str, error: BaseException) -> Ending | None:
     """The handler was stopped, or stopped itself, because of `reason`."""
-    if reason == "stopping":
+    if reason == STOPPING:
         return released(claim)
     if reason == CANCEL_REQUESTED:
         # A failure that could be retried, of a job that is to be cancelled, ends as `cancelled`, and says why.

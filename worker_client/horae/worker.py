@@ -25,7 +25,7 @@ from horae.leases import Lease, LeaseKeeper
 from horae.nodes import base_url
 from horae.registry import Context, Handler, Registry
 from horae.reporter import Reporter, log_ending
-from horae.runner import released, run_attempt, stopped
+from horae.runner import STOPPING, released, run_attempt, stopped
 from horae.signals import heard
 from horae.threads import ThreadPool
 from horae.trouble import Trouble
@@ -51,17 +51,19 @@ _HOPELESS = (errors.Invalid, errors.Malformed, errors.NotFound)
 class _Run:
     """One attempt in hand."""
 
-    __slots__ = ("cancellable", "claim", "lease", "proven", "task")
+    __slots__ = ("cancellable", "claim", "interrupted", "lease", "proven", "task")
 
     def __init__(self, claim: Claim, lease: Lease, *, cancellable: bool) -> None:
         self.claim = claim
         self.lease = lease
         self.cancellable = cancellable
+        self.interrupted = False
         self.task: asyncio.Task[None] | None = None
         self.proven: asyncio.Event | None = None if lease.proven else asyncio.Event()
 
     def interrupt(self) -> None:
         """Cancel the handler; one in a thread can only be asked (`Context.cancelled`)."""
+        self.interrupted = True
         if self.proven is not None:
             self.proven.set()
         elif self.cancellable and self.task is not None:
@@ -216,7 +218,10 @@ class _Session:
         )  # fmt: skip
 
     async def live(self) -> None:
-        """Claim until told to stop, then wind down. Raises what made the claiming end by itself."""
+        """Claim until told to stop, then wind down. Raises what made the claiming end by itself.
+
+        Cancelled (by whoever ends a loop that is not ours, with every task on it): reports what is in hand, then ends.
+        """
         self._keeper.start()
         try:
             async with asyncio.TaskGroup() as group:
@@ -226,6 +231,9 @@ class _Session:
                 stop.cancel()
                 await self._finish_or_hand_back()
                 reporting.cancel()
+        except asyncio.CancelledError:
+            await self._hand_back_cancelled()
+            raise
         finally:
             self._pool.close()
             await self._loop.run_in_executor(None, self._keeper.stop)
@@ -241,10 +249,21 @@ class _Session:
             await asyncio.wait((claiming, stop), return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not claiming.done():
-                claiming.cancel()
+                if not claiming.cancelling():  # a second time would cut short what it gives back
+                    claiming.cancel()
                 await asyncio.wait((claiming,))
         self.wind_down()
         return None if claiming.cancelled() else claiming.exception()
+
+    async def _hand_back_cancelled(self) -> None:
+        """The same for a worker whose every task was cancelled, its reporter's, too."""
+        logs.event(logging.WARNING, "loop_ends", then="what is in hand is reported")
+        self.hand_back()
+        reporting = asyncio.ensure_future(self._reporter.run())
+        try:
+            await self._finish_or_hand_back()
+        finally:
+            reporting.cancel()
 
     async def _finish_or_hand_back(self) -> None:
         """The grace, then the release of what still runs, then the last reports."""
@@ -391,7 +410,7 @@ class _Session:
         context = Context(run.claim, run.lease, self._keeper, self._stop_reason)
         if context.cancelled and run.lease.lost:
             return
-        ending = await run_attempt(run.claim, context, self._worker.registry, self._pool)
+        ending = await run_attempt(run.claim, context, self._worker.registry, self._pool, lambda: run.interrupted)
         if ending is not None:
             self._report(run.lease, ending)
 
@@ -399,7 +418,7 @@ class _Session:
         """The slot is free. What was interrupted before its handler began is told here."""
         self._runs.pop(run.lease, None)
         reason = run.lease.stop_reason or self._stop_reason()
-        if not run.lease.done and reason:
+        if not run.lease.done and reason and (run.interrupted or reason != STOPPING):
             ending = stopped(run.claim, reason, asyncio.CancelledError())
             if ending is not None:
                 self._report(run.lease, ending)
@@ -424,7 +443,7 @@ class _Session:
             logs.event(logging.WARNING, name, for_seconds=f"{seconds:.1f}", why=why)
 
     def _stop_reason(self) -> str:
-        return "stopping" if self._abandoning else ""
+        return STOPPING if self._abandoning else ""
 
     def _notify(self, lease: Lease) -> None:
         """On the keeper's thread: a lease was lost, proven, or its job is to be cancelled."""
@@ -454,6 +473,7 @@ class _Session:
 
     def hand_back(self) -> None:
         """Stop without any grace."""
+        self._abandoning = True
         self._hurry.set()
         self._changed.set()
         self.wind_down()

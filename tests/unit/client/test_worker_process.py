@@ -59,10 +59,10 @@ def in_a_thread():
 """
 
 
-def start(server: FakeServer, place: Path, *, script: bool = False) -> subprocess.Popen[bytes]:
+def start(server: FakeServer, place: Path, *, script: str = "") -> subprocess.Popen[bytes]:
     """By the command `horae worker`, or as a script of its own. What it says is in the file `told`."""
     source = HANDLERS.format(url=server.url)
-    (place / "handlers.py").write_text(source + ("worker.run()\n" if script else ""))
+    (place / "handlers.py").write_text(f"{source}\n{script}\n")
     program = "import handlers" if script else "import horae.cli; horae.cli.main_group(prog_name='horae')"
     words = [] if script else ["worker", "handlers:worker"]
     environ = {**os.environ, "PYTHONPATH": str(place), "HORAE_URL": "", "HORAE_TOKEN": ""}
@@ -73,7 +73,7 @@ def start(server: FakeServer, place: Path, *, script: bool = False) -> subproces
 
 
 async def test_no_handler_ends_the_worker(server: FakeServer, tmp_path: Path) -> None:
-    process = start(server, tmp_path, script=True)
+    process = start(server, tmp_path, script="worker.run()")
     try:
         names = ("awaited", "grouped", "forgotten", "stops")
         jobs = [server.jobs[server.add(name)] for name in ("bystander", *names)]
@@ -89,6 +89,26 @@ async def test_no_handler_ends_the_worker(server: FakeServer, tmp_path: Path) ->
     assert [job["result"] for job in jobs[3:]] == ["went on", "went on"]
     assert jobs[0]["ending"] == "release"
     assert "exit_ignored" in told
+
+
+async def test_on_a_loop_of_its_program_an_exit_leaves_no_job_behind(server: FakeServer, tmp_path: Path) -> None:
+    """There the program ends, as it was asked to, with every task cancelled in one pass. Which handler on the loop was
+    the cause nobody knows: their attempts count, or they would end one worker after the other.
+    """
+    process = start(server, tmp_path, script="asyncio.run(worker.serve())")
+    try:
+        jobs = [server.jobs[server.add(name)] for name in ("bystander", "in_a_thread", "bystander", "in_a_thread")]
+        await server.wait_until(lambda: all(job["state"] == "running" for job in jobs))
+        cause = server.jobs[server.add("awaited")]
+        ended = await asyncio.to_thread(process.wait, LIMIT_S)
+    finally:
+        process.kill()
+    told = (tmp_path / "told").read_text()
+    assert ended == 3, told
+    assert [job["ending"] for job in (*jobs, cause)] == ["fail", "release", "fail", "release", "fail"]
+    assert "loop_ends" in told
+    assert "never" not in told
+    assert "is pending" not in told
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
