@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import CliRunner
+from msgspec import structs
 
 import horae
 from horae import Claim, Client, Worker, backoff, codec, errors, logs, wire
@@ -20,6 +22,7 @@ from horae.ids import new_id
 from horae.jobs import Beat, Renewal
 from horae.leases import Lease, LeaseKeeper
 from horae.nodes import Nodes
+from horae.runner import loop_ended
 
 
 def test_ids_are_version_7_and_differ() -> None:
@@ -168,6 +171,16 @@ def claim(*, lease_seconds: float = 30.0) -> Claim:
         timeout_at=at + timedelta(seconds=100),
         run_at=at,
     )
+
+
+def test_a_last_attempt_whose_loop_ended_is_left_to_its_lease() -> None:
+    """One of several that are in hand is the cause: what may be innocent must not die of it."""
+    error = asyncio.CancelledError()
+    one, last = claim(), structs.replace(claim(), attempt=5)
+    ending = loop_ended(one, error)
+    assert ending is not None
+    assert (ending.outcome, ending.retry) == ("fail", True)
+    assert loop_ended(last, error) is None
 
 
 class Bench:
