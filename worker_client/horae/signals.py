@@ -1,7 +1,7 @@
 """The two signals that stop a worker: heard from its start to its end, so that none of them cuts it short in between.
 
-Plain handlers, not the loop's: a loop that lets go of its own sets the default first, which kills. On the main thread
-only. Not here: what a stop is (`worker.py`).
+Plain handlers, not the loop's: a loop that lets go of its own sets the default first, which kills. On another thread
+than the main one, which alone gets signals, nothing is done. Not here: what a stop is (`worker.py`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -42,11 +43,15 @@ def heard_to_the_end(tell: Callable[[], object]) -> Iterator[None]:
     except BaseException:
         _restore(before)
         raise
-    _set(_leave)
-    atexit.register(_ignore)
+    if before:
+        _set(_leave)
+        atexit.register(_ignore)
 
 
 def _set(tell: Callable[[], object]) -> _Handlers:
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+
     def told(_number: int, _frame: FrameType | None) -> None:
         tell()
 

@@ -138,9 +138,6 @@ class Worker:
         When the program has not set up logging, this worker's lines go to stderr.
         """
         logs.show("horae")
-        if threading.current_thread() is not threading.main_thread():
-            main_loop.run(self.serve())
-            return
         with heard(self.stop):
             main_loop.run(self.serve(signals=True))
         self._stop_asked = 0  # what was heard after the end is not for the next time

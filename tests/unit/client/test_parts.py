@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
+import signal
 import socket
 import sys
 import types
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,7 +19,7 @@ from click.testing import CliRunner
 from msgspec import structs
 
 import horae
-from horae import Claim, Client, Worker, backoff, codec, errors, logs, wire
+from horae import Claim, Client, Worker, backoff, codec, errors, logs, signals, wire
 from horae.cli import main_group
 from horae.ids import new_id
 from horae.jobs import Beat, Renewal
@@ -337,6 +340,17 @@ def test_a_cluster_that_is_not_there_is_exit_code_3() -> None:
     assert err.count("\n") == 1
 
 
+@pytest.fixture
+def signals_kept() -> Iterator[None]:
+    """A command that is the last of its process leaves its own handlers."""
+    before = {number: signal.getsignal(number) for number in signals.STOPS}
+    yield
+    atexit.unregister(signals._ignore)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("signals_kept")
 def test_the_worker_command_takes_the_named_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("some_tasks")
     ran: list[Worker] = []
