@@ -170,11 +170,15 @@ def _look(directory: Directory, clock: Clock) -> tuple[int, int, int, int]:
 
 
 def _apply_tail(directory: Directory, clock: Clock) -> None:
-    """Apply all that the log holds: a cluster of one takes it for committed. Raises: `Outdated`, `StorageFull`."""
+    """Apply all that the log holds, which a cluster of one takes for committed, and let the log begin at its end: what
+    it says of members, nobody who joins may apply. Raises: `Outdated`, `StorageFull`.
+    """
     with _opened(directory, clock) as (applier, journal, _):
         for data, index, _ in journal.entries(applier.applied_index + 1, journal.last_index):
             applier.apply(index, data[1:] if data[:1] == ENTRY_REGULAR else b"")
         applier.commit()
+        journal.cut_below(applier.durable_index)
+        journal.seal()
 
 
 def _forget_members(directory: Directory) -> None:
