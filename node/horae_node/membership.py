@@ -124,14 +124,15 @@ class Membership:
             raise Refused("conflict", f"{node_id} did not take over in time: {self._node_id} leads on")
 
     async def hand_over_to_any(self) -> bool:
-        """Whoever has most of the log leads; False when nobody took over."""
+        """Whoever has most of the log leads, of those with room on their disks if there are any; False when nobody
+        took over."""
         status, roster = self._raft.status(), self._raft.roster
         able = [
-            (peer.match_index, node_id)
+            (not peer.disk_low, peer.match_index, node_id)
             for node_id, peer in status.peers.items()
             if peer.connected and not peer.disk_full and roster.standing(node_id) == "voter"
         ]
-        return bool(able) and await self._hand_over(max(able)[1])
+        return bool(able) and await self._hand_over(max(able)[-1])
 
     def is_connected(self, node_id: str) -> bool:
         """This node hears that one now."""

@@ -130,7 +130,8 @@ class Proposer:
         self._idle = asyncio.Event()
         self._idle.set()
         self._scheduled = False
-        self.disk_full = False
+        self.no_room: str | None = None
+        """Why new work is refused for want of room on disks, and where; None while it is taken."""
         self._stuck = False
         """The entry under way is overdue: no majority stores anything at the moment."""
         self._loop = asyncio.get_running_loop()
@@ -144,14 +145,12 @@ class Proposer:
         return self._queued_commands
 
     def require_room(self, *, ending: bool) -> None:
-        """Refuse new work while too much waits, or the disk is full; endings are admitted up to twice as much.
+        """Refuse new work while too much waits, or disks are low; endings are admitted up to twice as much.
 
         Raises: `NotApplied`: `rate_limited`, `storage_full`.
         """
-        if self.disk_full and not ending:
-            raise NotApplied(
-                "storage_full", "the disks of too many nodes are full: make room", retry_after_ms=RETRY_AFTER_MS
-            )
+        if self.no_room is not None and not ending:
+            raise NotApplied("storage_full", self.no_room, retry_after_ms=RETRY_AFTER_MS)
         factor = 2 if ending else 1
         if self._queued_commands < QUEUED_COMMANDS_MAX * factor and self._queued_bytes < QUEUED_BYTES_MAX * factor:
             return

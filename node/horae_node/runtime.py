@@ -24,6 +24,7 @@ from horae_node.config import NodeConfig
 from horae_node.core import views
 from horae_node.core.model import KNOWN_VERSIONS, Versions
 from horae_node.core.results import EntryOutcome
+from horae_node.disk_room import DiskRoom
 from horae_node.errors import Misfit, NotApplied, OutcomeUnknown
 from horae_node.host import Host, SystemHost
 from horae_node.leader.session import LeaderSession
@@ -39,8 +40,7 @@ HOUSEKEEPING_MS = 50
 """How often the state's commit is considered and the loop's lateness is measured."""
 
 ROOM_CHECK_MS = 1000
-ROOM_BYTES_MIN = 64 << 20
-"""Free disk below which new work is turned away, so that what is in hand can still be finished and logged."""
+"""How often the room on the disk is looked at."""
 
 RETIRE_MS = 500
 """How long an orderly stop, or a hand-over, waits for the entries under way: many rounds, and less than an election."""
@@ -74,6 +74,8 @@ class Node:
         self._remembering: asyncio.Task[None] | None = None
         self._removed: asyncio.Event = asyncio.Event()
         self._took_part = False
+        self._room_due = False
+        """The room on the disk is to be looked at before its time: only who leads knows of others."""
 
     # ------------------------------------------------------------------ life
 
@@ -126,6 +128,7 @@ class Node:
             session=self._session,
             hand_over=self._hand_over,
         )
+        self._disk_room = self._build_disk_room()
         self._service = Service(
             node_id=config.node_id,
             members=(config.own, *self._book.members),
@@ -174,6 +177,16 @@ class Node:
             rng=host.dice(),
         )
 
+    def _build_disk_room(self) -> DiskRoom:
+        return DiskRoom(
+            node_id=self._config.node_id,
+            raft=self._raft,
+            proposer=self._proposer,
+            free_bytes=self._host.free_bytes,
+            is_state_full=lambda: self._applier.full,
+            begin_handover=lambda node_id: self._spawn(self._hand_on(node_id)),
+        )
+
     async def retire(self) -> None:
         """Before an orderly stop: lead no more, so that another does while this node still passes requests on.
 
@@ -205,6 +218,9 @@ class Node:
         finally:
             self._handing_over = False
             self._on_role()
+
+    async def _hand_on(self, node_id: str) -> None:
+        await self._hand_over(node_id)
 
     async def stop(self) -> None:
         """Stop leading and taking part, make everything durable, free the directory. A second call does nothing."""
@@ -255,6 +271,7 @@ class Node:
     def _on_session(self) -> None:
         self._membership.on_leadership()
         self._service.on_leadership()
+        self._room_due = True
 
     def _on_roster(self, book: Roster) -> None:
         """Members changed here, or are known to have changed elsewhere."""
@@ -351,20 +368,13 @@ class Node:
             self._applier.maybe_commit()
             if self._membership.is_promotion_due(before_ms):
                 self._spawn(self._membership.promote())
-            if before_ms - room_checked_ms >= ROOM_CHECK_MS:
+            due = before_ms - room_checked_ms >= ROOM_CHECK_MS
+            if due or self._room_due:
+                self._room_due = False
+                self._disk_room.run_once(before_ms, commands=self._session.open and not self._stepping_aside)
+            if due:
                 room_checked_ms = before_ms
-                self._proposer.disk_full = self._disk_full()
                 self._upgrade.run_once()
-
-    def _disk_full(self) -> bool:
-        """New work could not be stored: our own disk is full, or those of so many others that no majority stores it."""
-        if self._applier.full or self._host.free_bytes() < ROOM_BYTES_MIN:
-            return True
-        status = self._raft.status()
-        votes = [member.node_id for member in self._raft.roster.voters]
-        full = status.disk_full + sum(peer.disk_full for name, peer in status.peers.items() if name in votes)
-        voters = len(self._raft.roster.voters)
-        return 2 * (voters - full) <= voters
 
     # ------------------------------------------------------------------ views of the whole
 
@@ -413,6 +423,7 @@ class Node:
             lag=None if match is None else max(0, status.last_index - match),
             last_heard_seconds=None if heard_ms is None else heard_ms / 1000,
             clock_skew_seconds=None if skew_ms is None else skew_ms / 1000,
+            incarnation=self._host.incarnation_of(node_id),
         )
 
     def _disk(self) -> dict[str, int]:

@@ -28,6 +28,10 @@ class FakeRaft:
         self.handed_to: list[str] = []
         self.hands_over = False
         """Somebody takes over."""
+        self.disk_low = False
+        """What the others are told."""
+        self.disk_full = False
+        """Its log waits for room."""
 
     def propose(self, entry: bytes) -> asyncio.Future[object]:
         if not self.is_leader:
@@ -97,7 +101,10 @@ class FakeRaft:
 
     def on_peer_clock(self, callback: Callable[[str, int], None]) -> None: ...
 
+    def set_disk_low(self, low: bool) -> None:
+        self.disk_low = low
+
     def status(self) -> RaftStatus:
         index = self.machine.applied_index
         role = "leader" if self.is_leader else "follower"
-        return RaftStatus(role, self.term, self.leader_id, index, index, index, 1, index, self.peers)
+        return RaftStatus(role, self.term, self.leader_id, index, index, index, 1, index, self.peers, self.disk_full)

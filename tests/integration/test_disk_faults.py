@@ -57,6 +57,49 @@ def fill(place: Path) -> Path:
     return ballast
 
 
+def leave(place: Path, free_mib: int) -> Path:
+    """Take all but so much room."""
+    room = os.statvfs(place)
+    ballast = place / "ballast"
+    with ballast.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, room.f_bavail * room.f_frsize - (free_mib << 20))
+    return ballast
+
+
+async def test_a_leader_with_little_room_hands_over_and_nobody_is_refused(tmp_path: Path, small_disk: Path) -> None:
+    cluster = Cluster(tmp_path / "cluster")
+    tight = cluster.nodes[0]
+    tight.data_dir.symlink_to(small_disk)
+    async with cluster:
+        api = cluster.api
+        (await api.call("POST", "/v1/cluster/leader", {"node": tight.name})).expect(200)
+        assert await cluster.leader() is tight
+        ballast = leave(small_disk, 32)
+        made = 0
+
+        async def another_leads() -> bool:
+            nonlocal made
+            answer = await api.call_until_answered("POST", "/v1/jobs", {"id": f"j{made}", "task": "t"})
+            assert answer.status in (200, 201), answer
+            made += 1
+            return await cluster.leader() is not tight
+
+        await poll("another node leads", another_leads)
+        assert await another_leads(), "and goes on to"
+        assert (await api.send("GET", tight.url + "/readyz", seconds=5)).status == 200
+        ballast.unlink()
+
+        async def has_room() -> bool:
+            return " info disk_low_ended " in tight.log_text()
+
+        await poll("the node says that it has room again", has_room)
+        text = tight.log_text()
+        assert text.count(" warning disk_low ") == 1
+        assert text.count(" handover_begun ") == 1
+        assert "new_work_refused" not in "".join(node.log_text() for node in cluster.nodes)
+        await cluster.finish()
+
+
 async def test_a_full_disk_refuses_writes_answers_reads_and_recovers(small_disk: Path) -> None:
     async with Cluster(small_disk, 1) as cluster:
         api, node = cluster.api, cluster.nodes[0]

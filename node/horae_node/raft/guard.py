@@ -43,6 +43,9 @@ DISK_STALL_S: Final = 2.0
 """A leader whose own disk makes no progress for so long steps down: nothing commits under it (rule 2), while one with
 a working disk could go on. Longer than any healthy sync."""
 
+LOW: Final = "low"
+"""An acknowledgement's `disk_full` where there is little room, and the log does not wait for it: else it is a bool."""
+
 MESSAGE_FIELDS: Final[dict[str, tuple[tuple[str, type], ...]]] = {
     "append_entries": (("term", int), ("seq", int), ("commit_index", int)),
     "next_node_idx": (("term", int), ("seq", int), ("next_node_idx", int), ("reset", bool), ("success", bool)),
@@ -81,6 +84,7 @@ class Link:
         "beat_at",
         "connected",
         "disk_full",
+        "disk_low",
         "fed",
         "flight",
         "flight_bytes",
@@ -105,6 +109,8 @@ class Link:
         self.connected = False
         self.disk_full = False
         """Its last acknowledgement said that its log's disk has no room."""
+        self.disk_low = False
+        """It said that its disk has little, or none."""
         self.known_versions: tuple[int, int] | None = None
         """The machine versions that it says it knows."""
         self.seq = 0
@@ -208,6 +214,8 @@ class Guard:
         self._disk_seen = (0, 0.0)
         self.disk_full = False
         """Our own log waits for room on its disk."""
+        self.disk_low = False
+        """Our disk has little room: others hear of it."""
         self._handlers: dict[str, Callable[[Link, Message], None]] = {
             "append_entries": self._in_append,
             "next_node_idx": self._in_answer,
@@ -380,6 +388,7 @@ class Guard:
             link.stale_seq = link.seq
             self._unmute(link)
             self._shelf.cancel(link.peer.id)
+            link.disk_full = link.disk_low = False  # what it said to an earlier reign may be long over
         if new == LEADER:
             self._intake.drop()
         if old == LEADER:
@@ -676,7 +685,9 @@ class Guard:
             return  # 4: of another reign, or of one who is not led by us
         seq = message["seq"]
         self._land(link, seq, early=bool(message.get("early")))
-        link.disk_full = bool(message.get("disk_full"))
+        said = message.get("disk_full")
+        link.disk_full = said is True
+        link.disk_low = bool(said)
         versions = message.get("versions")
         if versions != link.known_versions:
             link.known_versions = _versions_of(versions)
@@ -969,7 +980,8 @@ class Guard:
             return
         if message["type"] == "next_node_idx":
             message["wall_ms"] = self._clock.wall_ms()
-            message["disk_full"] = self.disk_full
+            # An older build takes anything but False for a full disk: no new work, and no lead, for either.
+            message["disk_full"] = self.disk_full or (self.disk_low and LOW)
             message["versions"] = self._known_versions
             link.answered_at = self._clock.monotonic()
         self._send_raw(link.peer.id, message)

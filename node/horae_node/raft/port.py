@@ -166,6 +166,8 @@ class PeerStatus(NamedTuple):
     """Its log waits for room on its disk (leader only)."""
     known_versions: tuple[int, int] | None = None
     """The machine versions that it says it knows (leader only); None: it has not said, on the connection that is up."""
+    disk_low: bool = False
+    """It says that its disk has little room, or none (leader only): it should not lead."""
 
 
 class Raft(Protocol):
@@ -265,6 +267,10 @@ class Raft(Protocol):
 
         Of voters only: a learner's clock does not count.
         """
+        ...
+
+    def set_disk_low(self, low: bool) -> None:
+        """This node's disk has little room: its answers to the leader say so from now on. After `start`."""
         ...
 
     def status(self) -> RaftStatus: ...

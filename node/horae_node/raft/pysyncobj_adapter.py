@@ -327,6 +327,9 @@ class PySyncObjRaft:
     def on_peer_clock(self, callback: Callable[[str, int], None]) -> None:
         self._on_peer_clock = callback
 
+    def set_disk_low(self, low: bool) -> None:
+        self._guard.disk_low = low
+
     def status(self) -> RaftStatus:
         core, journal = self._core, self._journal
         return RaftStatus(
@@ -631,7 +634,7 @@ class PySyncObjRaft:
         heard = link.heard_at
         match = self._core.match_index.get(link.peer, 0) if self._core.state == LEADER else 0
         since = None if heard is None else max(0, round((self._clock.monotonic() - heard) * 1000))
-        return PeerStatus(link.connected, match, since, link.disk_full, link.known_versions)
+        return PeerStatus(link.connected, match, since, link.disk_full, link.known_versions, link.disk_low)
 
     # ------------------------------------------------------------------ compaction and snapshots
 

@@ -213,6 +213,15 @@ async def test_a_full_disk_is_no_successor() -> None:
     assert node.raft.handed_to == []
 
 
+async def test_a_successor_with_little_room_is_better_than_none_and_no_better() -> None:
+    low = PeerStatus(True, 9, 0, disk_low=True)
+    node = await of_three(n2=low, n3=peer(match_index=8))
+    await node.membership.hand_over_to_any()
+    node.raft.peers["n3"] = peer(connected=False)
+    await node.membership.hand_over_to_any()
+    assert node.raft.handed_to == ["n3", "n2"]
+
+
 @pytest.mark.parametrize(
     ("keys", "pointer"),
     [

@@ -107,6 +107,38 @@ def test_2_a_leader_whose_disk_is_full_steps_down_for_one_that_has_room(led: Scr
     assert led["a"].leads == (room_at == "")
 
 
+@pytest.mark.parametrize(
+    ("full", "low", "said", "heard"),
+    [
+        (False, False, False, (False, False)),
+        (False, True, "low", (False, True)),
+        (True, False, True, (True, True)),
+        (True, True, True, (True, True)),
+    ],
+)
+def test_2_an_acknowledgement_says_how_much_room_there_is(
+    led: Script, full: bool, low: bool, said: object, heard: tuple[bool, bool]
+) -> None:
+    """Builds that know no little room hear anything but False as a full disk."""
+    led["b"].guard.disk_full, led["b"].guard.disk_low = full, low
+    led.inject("a", "b", append(led, prev=2, entries=[]))
+    answer = led.under_way("b", "a")[-1]
+    assert answer["disk_full"] == said
+    led.deliver("b", "a")
+    link = led["a"].guard.links["b"]
+    assert (link.disk_full, link.disk_low) == heard
+
+
+def test_2_what_was_said_of_disks_to_an_earlier_reign_is_forgotten(led: Script) -> None:
+    led["b"].guard.disk_low = True
+    led.inject("a", "b", append(led, prev=2, entries=[]))
+    led.deliver("b", "a")
+    link = led["a"].guard.links["b"]
+    assert link.disk_low
+    led["a"].core.step_down(9)
+    assert not link.disk_low
+
+
 # ---------------------------------------------------------------- 3: no truncation without a conflict
 
 
