@@ -2,7 +2,8 @@
 
 Its data directory is made once the cluster has said yes: what a no asks to be mended, the node's name or that of the
 cluster, stands in it for good. The first start writes down the members that the cluster names, this node as a learner
-beside them; from then on the log tells of every change. It asks again until it counts: a repeat. Not here: what the
+beside them, and which data directory each has: one that was emptied before this node came is refused here as by those
+who met it. From then on the log tells of every change. It asks again until it counts: a repeat. Not here: what the
 cluster makes of it (`horae_node/membership.py`). Next to read: `main.py`.
 """
 
@@ -24,6 +25,7 @@ from horae_node.errors import ConfigError
 from horae_node.raft.port import Member, Roster
 from horae_node.voters import read_members, read_voters, write_members
 from horae_storage.directory import open_directory
+from horae_storage.peer_book import PeerBook
 
 WAIT_S: Final = 30
 """How long the cluster may hold its answer back until this node has caught up."""
@@ -53,22 +55,34 @@ async def learn_members(config: NodeConfig, token: str | None) -> None:
     if read_members(config.data_dir) is not None or read_voters(config.data_dir) is not None:
         return
     log.event("joining", at=",".join(config.join))
+    _require_place(config, await _ask_round(config, token, _look, rounds=LOOKS_MAX))
+    await _ask_round(config, token, _asking(config, wait_seconds=0, enough=(200, 202)), rounds=None)
+    # Again: the answer may have taken as long as another node's join, and what is written is for the first meeting.
     view = await _ask_round(config, token, _look, rounds=LOOKS_MAX)
+    _require_place(config, view)
+    _write_down(config, view)
+
+
+def _require_place(config: NodeConfig, view: wire.ClusterView) -> None:
+    """Raises: `ConfigError` where this node is wrong, or counts already and has forgotten."""
     if view.cluster != config.cluster:
         raise ConfigError(
             f"join: this is a node of cluster {config.cluster!r}, there is {view.cluster!r}: "
             f'set cluster = "{view.cluster}", or mend join'
         )
-    known = {standing: _members(view, standing) for standing in ("voter", "learner")}
-    learners = [member for member in known["learner"] if member.node_id != config.node_id]
-    voters = [member for member in known["voter"] if member.node_id != config.node_id]
-    if len(voters) < len(known["voter"]):
+    if any(it.node == config.node_id and it.standing == "voter" for it in view.members):
         raise ConfigError(
             f"join: {config.node_id} is a member already, and {config.data_dir} holds nothing of it: take a new node_id"
         )
-    await _ask_round(config, token, _asking(config, wait_seconds=0, enough=(200, 202)), rounds=None)
+
+
+def _write_down(config: NodeConfig, view: wire.ClusterView) -> None:
+    """Who the others are and with which directories. The members last: with them this is done, and is not repeated."""
+    others = [it for it in view.members if it.node != config.node_id]
+    voters, learners = _members(others, "voter"), _members(others, "learner")
     with contextlib.closing(open_directory(config.data_dir, config.cluster, config.node_id)):
-        write_members(config.data_dir, Roster(0, tuple(voters), (*learners, config.own)))
+        PeerBook(config.data_dir).learn({it.node: it.incarnation for it in others if it.incarnation is not None})
+        write_members(config.data_dir, Roster(0, voters, (*learners, config.own)))
     log.event("members_learnt", members=",".join(member.node_id for member in (*voters, *learners)))
 
 
@@ -134,9 +148,8 @@ async def _ask_round(
     raise AssertionError("counting has no end")
 
 
-def _members(view: wire.ClusterView, standing: str) -> list[Member]:
-    found = [Member(it.node, it.raft_address, it.url) for it in view.members if it.standing == standing]
-    return sorted(found)
+def _members(views: list[wire.MemberView], standing: str) -> tuple[Member, ...]:
+    return tuple(sorted(Member(it.node, it.raft_address, it.url) for it in views if it.standing == standing))
 
 
 def _require_passing(status: int, body: bytes) -> str:

@@ -73,6 +73,10 @@ class Host(Protocol):
         """
         ...
 
+    def incarnation_of(self, node_id: str) -> str | None:
+        """Which data directory that member is believed with here, or is our own; None when it was never met."""
+        ...
+
     def free_bytes(self) -> int:
         """Room left on the disk of the data directory."""
         ...
@@ -85,6 +89,7 @@ class SystemHost:
         self._config = config
         self._clock = clock
         self._directory: Directory
+        self._peers: PeerBook
 
     def open(self) -> None:
         config = self._config
@@ -111,6 +116,7 @@ class SystemHost:
 
     def transport(self) -> TransportPort:
         config = self._config
+        self._peers = PeerBook(config.data_dir)
         return TcpTransport(
             own_id=config.node_id,
             members=config.members,
@@ -118,7 +124,7 @@ class SystemHost:
             listen=config.raft_listen,
             clock=self._clock,
             incarnation=self._directory.incarnation,
-            check_peer=PeerBook(config.data_dir).check,
+            check_peer=self._peers.check,
         )
 
     def dice(self) -> random.Random:
@@ -132,6 +138,10 @@ class SystemHost:
 
     def forget_members(self) -> None:
         forget_voters(self._config.data_dir)
+
+    def incarnation_of(self, node_id: str) -> str | None:
+        own = node_id == self._config.node_id
+        return self._directory.incarnation if own else self._peers.incarnation_of(node_id)
 
     @property
     def snapshot_dir(self) -> Path:

@@ -3,13 +3,15 @@
 A node acknowledges and votes by what is on its disk. One that returns under its old id with an emptied or foreign
 directory could vote again in a term it has voted in, or help to elect a leader that lacks what it had acknowledged: a
 loss of acknowledged commands with one disk lost. So each directory has a random *incarnation*, told in the handshake;
-it is written down, synced, before a peer is believed, and another one is refused from then on.
+it is written down, synced, before a peer is believed, and another one is refused from then on. A node that joins
+later is told which directory each member has, and so knows an emptied one that it never met before.
 Not here: the network. Next to read: `directory.py`, `horae_node/raft/transport.py`.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from horae_storage.errors import REJOIN, DirectoryUnusable
@@ -43,6 +45,17 @@ class PeerBook:
                 "restored, and forgot what it acknowledged; see 'A node whose disk was lost' in docs/operations.md"
             )
         return None
+
+    def incarnation_of(self, node_id: str) -> str | None:
+        """Of the directory that this peer is believed with; None before it was met or told of."""
+        return self._known.get(node_id)
+
+    def learn(self, told: Mapping[str, str]) -> None:
+        """Believe each of these peers with that directory only, written down, synced. Before any of them is met.
+
+        Raises: `DirectoryUnusable`; then nothing was learnt.
+        """
+        self._write({**self._known, **told})
 
     def forget(self, node_id: str) -> bool:
         """Take the peer's next directory for the right one; False when the peer is not known."""

@@ -6,8 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.helpers.cluster import poll, running_cluster
+from tests.helpers.cluster import Cluster, NodeProcess, poll, running_cluster
 
+from horae.client import AsyncClient
 from horae_storage.peer_book import PeerBook
 
 pytestmark = pytest.mark.cluster
@@ -47,3 +48,57 @@ async def test_an_emptied_node_helps_nobody_to_power(tmp_path: Path) -> None:
             cluster.start(node)
         await cluster.wait_ready()
         assert len(set((await cluster.digests()).values())) == 1
+
+
+async def test_an_emptied_node_is_refused_by_who_joins_after_the_loss(tmp_path: Path) -> None:
+    """Nor by who joins a leader that joined after it, and never met the lost directory either."""
+    async with Cluster(tmp_path, 3) as cluster:
+        emptied = cluster.nodes[1]
+        for n in range(20):
+            await cluster.api.call_until_answered("POST", "/v1/jobs", {"task": "t", "id": f"kept-{n}"})
+        await cluster.digests()
+        cluster.kill(emptied)
+        shutil.rmtree(emptied.data_dir)
+        for name in ("n4", "n5"):
+            joined = cluster.new_node(name)
+            cluster.start(joined)
+            cluster.nodes.append(joined)
+            await wait_leading(cluster, joined)
+        cluster.start(emptied)
+        for node in cluster.nodes:
+            if node is not emptied:
+                await wait_refused(node, emptied)
+        view = await cluster.view(cluster.nodes[4])
+        assert view is not None
+        assert [it["connected"] for it in view["members"] if it["node"] == emptied.name] == [False]
+        assert not await cluster._is_ready(emptied)
+        for node in cluster.nodes[3:]:
+            assert f" peer_connected node={node.name} room=raft peer={emptied.name}" not in node.log_text()
+        for n in range(20):
+            assert (await cluster.api.call_until_answered("GET", f"/v1/jobs/kept-{n}")).status == 200
+        await cluster.stop_all()
+        assert cluster.check_logs() == []
+
+
+async def wait_leading(cluster: Cluster, node: NodeProcess) -> None:
+    """Until it counts, and the lead was handed to it."""
+
+    async def counts() -> bool:
+        assert node.alive, node.log_text()[-4000:]
+        view = await cluster.view(node)
+        return view is not None and any(it["node"] == node.name and it["standing"] == "voter" for it in view["members"])
+
+    await poll(f"{node.name} counts", counts)
+    async with AsyncClient([cluster.nodes[0].url]) as client:
+        assert (await client.hand_over(node.name)).leader == node.name
+
+
+async def wait_refused(node: NodeProcess, emptied: NodeProcess) -> None:
+    """Until its log says that it refuses the emptied one."""
+
+    async def told() -> bool:
+        lines = node.log_text().splitlines()
+        words = (" warning peer_refused ", f"peer={emptied.name} ", "another data directory")
+        return any(all(word in line for word in words) for line in lines)
+
+    await poll(f"{node.name} refuses {emptied.name}", told)

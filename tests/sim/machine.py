@@ -70,6 +70,10 @@ class SimHost:
     def forget_members(self) -> None:
         self._machine.book = None
 
+    def incarnation_of(self, node_id: str) -> str | None:
+        """No disk is ever lost here: there is nothing to tell apart."""
+        return None
+
     @property
     def snapshot_dir(self) -> Path:
         return self._machine.directory / "snapshots"

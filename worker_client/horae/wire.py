@@ -507,6 +507,8 @@ class MemberView(Struct):
     last_heard_seconds: float | None
     clock_skew_seconds: float | None
     standing: Literal["voter", "learner"] = "voter"
+    incarnation: str | None = None
+    """Of the data directory that the answering node believes it with; None when it never met it."""
 
 
 class Health(Struct):

@@ -28,6 +28,30 @@ def test_a_forgotten_peer_may_come_with_a_new_directory(tmp_path: Path) -> None:
     assert PeerBook(tmp_path).check("n2", "two") is None
 
 
+def test_what_others_told_counts_as_a_first_meeting_over_restarts(tmp_path: Path) -> None:
+    PeerBook(tmp_path).learn({"n2": "one", "n3": "three"})
+    book = PeerBook(tmp_path)
+    assert [book.incarnation_of(name) for name in ("n2", "n3", "n4")] == ["one", "three", None]
+    assert book.check("n2", "one") is None
+    assert "another data directory" in (book.check("n3", "emptied") or "")
+    assert book.check("n4", "four") is None
+    assert book.incarnation_of("n4") == "four"
+
+
+def test_what_is_learnt_and_cannot_be_written_down_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = PeerBook(tmp_path)
+
+    def no_room(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(peer_book, "write_atomically", no_room)
+    with pytest.raises(DirectoryUnusable, match="No space left"):
+        book.learn({"n2": "one"})
+    assert book.incarnation_of("n2") is None
+
+
 def test_a_first_meeting_that_cannot_be_written_down_is_put_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
