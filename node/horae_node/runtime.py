@@ -424,7 +424,6 @@ class Node:
             last_heard_seconds=None if heard_ms is None else heard_ms / 1000,
             clock_skew_seconds=None if skew_ms is None else skew_ms / 1000,
             incarnation=self._host.incarnation_of(node_id),
-            incarnation=self._host.incarnation_of(node_id),
         )
 
     def _disk(self) -> dict[str, int]:
