@@ -119,6 +119,10 @@ def parse_address(given: Any) -> Address:
         raise ValueError(f"an IPv6 address is written in brackets, such as [::1]:7070, not {given!r}")
     if not host or any(c.isspace() or c in "/@" for c in host):
         raise ValueError(f"must name a host, such as 127.0.0.1:7070, not {given!r}")
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ValueError(f"must name a host, and {host!r} cannot be one") from None
     if len(port_text) > 5 or not 1 <= int(port_text) <= 65535:
         raise ValueError(f"the port must be between 1 and 65535, not {port_text}")
     return Address(host, int(port_text))

@@ -26,7 +26,7 @@ from horae_node.errors import NotApplied, OutcomeUnknown, Refused
 from horae_node.leader.session import LeaderSession
 from horae_node.logs import get_log
 from horae_node.proposer import Proposer
-from horae_node.raft.port import Member, Raft, Roster
+from horae_node.raft.port import Member, Raft
 
 CAUGHT_UP_ENTRIES: Final = 100
 """A learner so near the end of the log holds up no commit for long once it counts: some entries under way."""
@@ -193,11 +193,9 @@ class Membership:
             raise Refused(outcome.code, outcome.detail)
 
     def _first(self) -> Sequence[Command]:
-        """Before the first change the configured members are written down, in the same entry."""
-        roster: Roster = self._raft.roster
-        if roster.at_index:
-            return ()
-        return (SetMembers(tuple(MemberAddress(*member) for member in roster.voters)),)
+        """Before the first change the configured members are written down, in the same entry. Once they are, it does
+        nothing: whether they are, the state alone knows."""
+        return (SetMembers(tuple(MemberAddress(*member) for member in self._raft.roster.voters)),)
 
     def _find(self, node_id: str) -> Member | None:
         return next((member for member in self._raft.roster.members if member.node_id == node_id), None)

@@ -7,6 +7,7 @@ another thread ends in peace. Not here: jobs, and how often to commit. Next to r
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import threading
@@ -323,7 +324,11 @@ class LmdbStore:
         self._begin()
 
     def size_bytes(self) -> int:
-        return sum(p.stat().st_blocks * 512 for p in self._directory.glob("*" + _SUFFIX))
+        total = 0
+        for path in self._directory.glob("*" + _SUFFIX):
+            with contextlib.suppress(FileNotFoundError):  # one that was replaced goes in a thread
+                total += path.stat().st_blocks * 512
+        return total
 
     def close(self) -> None:
         if self._closed:

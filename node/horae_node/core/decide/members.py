@@ -46,6 +46,8 @@ def decide_set_members(ctx: Context, command: SetMembers) -> Decision:
 def decide_add_member(ctx: Context, command: AddMember) -> Decision:
     node_id, raft_address, http_url = command
     members = read_members(ctx.txn)
+    if not members:
+        return NO_MEMBERS, ()
     known = members.get(node_id)
     if known is not None:
         return _add_known(node_id, known, (raft_address, http_url)), ()
