@@ -16,7 +16,7 @@ from horae_node.core.decide import finish
 from horae_node.core.tables import RUN, handle_of, id_key, run_of, seq_bytes
 from horae_node.raft.guard import Guard, Link
 from horae_node.raft.pysyncobj_adapter import PySyncObjRaft
-from horae_node.raft.pysyncobj_core import Message
+from horae_node.raft.pysyncobj_core import LEADER, Message
 from horae_node.raft.pysyncobj_journal import Journal
 
 SEEDS_MAX: Final = {"guard": 150, "gate": 100, "token": 20, "clock": 100, "reads": 100}
@@ -78,8 +78,12 @@ def _clock() -> tuple[object, str, object]:
 def _reads() -> tuple[object, str, object]:
     """A node that believes it leads answers reads without asking anybody."""
 
+    asked = PySyncObjRaft.read_barrier
+
     async def unasked(self: PySyncObjRaft) -> int:
-        return self._core.applied
+        core = self._core
+        knows_all_before = core.state == LEADER and core.applied >= core.noop_index
+        return core.applied if knows_all_before else await asked(self)
 
     return PySyncObjRaft, "read_barrier", unasked
 

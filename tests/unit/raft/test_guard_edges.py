@@ -187,6 +187,15 @@ def test_8_a_node_that_has_come_to_lead_installs_nothing(led: Script) -> None:
     assert install(led, "b") == []
 
 
+def test_8_who_installs_says_so_and_is_waited_for(led: Script) -> None:
+    far_back(led)
+    led.run("abc", 300)
+    assert len(led["c"].installs) == 1, "not sent again"
+    led.tick("a", after_ms=70)
+    led.deliver("a", "c")
+    assert [m["installs"] for m in led.under_way("c", "a") if "installs" in m] == [True]
+
+
 def test_8_a_gap_behind_an_install_under_way_is_no_reason_to_begin_again(led: Script) -> None:
     far_back(led)
     led.links["c", "a"].clear()
