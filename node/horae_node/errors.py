@@ -48,4 +48,5 @@ class ConfigError(Exception):
 
 
 class Misfit(ConfigError):
-    """A peer was configured with other members, and this node has nothing of the cluster yet: as if never started."""
+    """A peer was configured with other members or restored from another backup, and this node has nothing of the
+    cluster yet but what was restored: as if never started."""

@@ -125,6 +125,7 @@ class SystemHost:
             clock=self._clock,
             incarnation=self._directory.incarnation,
             check_peer=self._peers.check,
+            origin=self._directory.origin,
         )
 
     def dice(self) -> random.Random:

@@ -25,7 +25,7 @@ from horae_node.raft.pysyncobj_journal import ENTRY_NOOP, ENTRY_REGULAR, Journal
 from horae_node.raft.snapshots import InstallNote
 from horae_node.voters import read_voters, write_voters
 from horae_storage import peer_book, snapshot
-from horae_storage.directory import Directory, open_directory, restoring
+from horae_storage.directory import Directory, Origin, open_directory, restoring
 from horae_storage.errors import Corrupt, UnknownFormat
 from horae_storage.lmdb_kv import FIRST_STATE, LmdbStore
 from horae_storage.log_port import LogEntry
@@ -85,6 +85,7 @@ def _require_name(key: str, name: str) -> None:
 
 
 def _fill(directory: Directory, backup: Path, meta: snapshot.SnapshotMeta, clock: Clock) -> None:
+    directory.note_origin(Origin(snapshot.checksum_of(backup), meta.last_index))
     snapshot.unpack(backup, directory.state / FIRST_STATE)
     log = _open_log(directory.log, create=True)
     log.load()

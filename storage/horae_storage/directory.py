@@ -16,7 +16,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from horae_storage import scan
 from horae_storage.errors import REJOIN, DirectoryInUse, DirectoryUnusable, ForeignDirectory
@@ -47,6 +47,15 @@ _IN_THE_WAY = frozenset({errno.ENOTDIR, errno.EEXIST})
 """Something else stands where the directory would be."""
 
 
+class Origin(NamedTuple):
+    """The backup that a directory was restored from: members with different ones would be of different histories."""
+
+    sha256: str
+    """Of the backup's content, in hex."""
+    last_index: int
+    """Log index of the last entry in it."""
+
+
 class Directory:
     """An open data directory: `open_directory` makes it, `close` lets others have it."""
 
@@ -66,6 +75,15 @@ class Directory:
     def incarnation(self) -> str:
         """Made at random with the directory: a node that lost its directory cannot pass for the one it was."""
         return str(self._identity["incarnation"])
+
+    @property
+    def origin(self) -> Origin | None:
+        """None unless the directory was restored."""
+        return _origin_of(self._identity)
+
+    def note_origin(self, origin: Origin) -> None:
+        """It stands in the identity from when that is written next: of a restore, at its end."""
+        self._identity["origin"] = origin._asdict()
 
     def mark_initialised(self, owner: Owner | None = None) -> None:
         """Write down, synced, that state and log exist; `owner` gets the file. A second call does nothing.
@@ -302,9 +320,20 @@ def _read_identity(path: Path) -> dict[str, Any] | None:
         known = {"format_version": int, "cluster": str, "node_id": str, "initialised": bool, "incarnation": str}
         if not all(isinstance(identity[name], kind) for name, kind in known.items()):
             raise ValueError("wrong types")
+        _origin_of(identity)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DirectoryUnusable(f"{path / IDENTITY_NAME} is damaged; {REJOIN}") from error
     return dict(identity)
+
+
+def _origin_of(identity: dict[str, Any]) -> Origin | None:
+    """Raises: KeyError, TypeError, ValueError for what is none."""
+    if "origin" not in identity:
+        return None
+    origin = Origin(identity["origin"]["sha256"], identity["origin"]["last_index"])
+    if not isinstance(origin.sha256, str) or not isinstance(origin.last_index, int):
+        raise ValueError("wrong types")
+    return origin
 
 
 def _new_identity(cluster: str, node_id: str) -> dict[str, Any]:

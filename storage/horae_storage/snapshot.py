@@ -92,6 +92,19 @@ def verify(path: Path, *, paced: bool = False) -> SnapshotMeta:
     return SnapshotMeta._make(msgpack.unpackb(packed, use_list=False))
 
 
+def checksum_of(path: Path) -> str:
+    """The SHA-256 of state and meta that the file ends with, in hex. The file is trusted: `verify` it first.
+
+    Raises: `Corrupt` for a file without an end; `StorageFailed`.
+    """
+    try:
+        with path.open("rb") as file:
+            footer, _ = _read_end(file, path)
+    except OSError as error:
+        raise as_file_error(error, path) from error
+    return footer.sha256.hex()
+
+
 def unpack(path: Path, to: Path) -> None:
     """Write the bare state copy, for `Store.install`, to `to`, synced; an older file there is replaced.
 

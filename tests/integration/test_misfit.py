@@ -1,14 +1,18 @@
-"""Real nodes whose configured members disagree, or who find nobody: no two histories in one cluster, and it is said."""
+"""Real nodes whose configured members or backups differ, or who find nobody: no two histories in one cluster, and it is
+said."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from tests.helpers.api import Api
-from tests.helpers.cluster import HOST, Cluster, NodeProcess, free_ports, poll
+from tests.helpers.cluster import CLUSTER_NAME, HOST, Cluster, NodeProcess, free_ports, poll
+from tests.helpers.refusal import run_command
 
 pytestmark = pytest.mark.cluster
 
@@ -145,6 +149,65 @@ async def test_a_newcomer_that_nobody_dials_asks_and_ends(tmp_path: Path) -> Non
         assert (code, last) == (2, f"horae: {misfit('n1', THREE_IDS, FIVE_IDS)}")
         await wait_log(one, " warning peer_refused ", misfit("n5", FIVE_IDS, THREE_IDS))
         assert one.log_text().count("members differ") == 1
+
+
+@pytest.mark.parametrize("wrong_is", [0, 2])
+async def test_a_member_restored_from_another_backup_ends_and_harms_nobody(tmp_path: Path, wrong_is: int) -> None:
+    """Whoever dials whom. The newer backup's entries are no continuation of what the majority has. Restored from the
+    right one, it is a member like the others."""
+    older, newer = await take_backups(tmp_path)
+    cluster = Cluster(tmp_path / "new", 3)
+    wrong = cluster.nodes[wrong_is]
+    right = [node for node in cluster.nodes if node is not wrong]
+    async with Api(cluster.urls) as api:
+        cluster.api = api
+        try:
+            for node in right:
+                await restore(older, node)
+                cluster.start(node)
+            await cluster.wait_ready(right)
+            await submit(cluster, right[0], "before")
+            await restore(newer, wrong)
+            cluster.start(wrong)
+            ends = [(2, f"horae: {of_another_backup(node)}") for node in right]
+            assert await wait_end(wrong) in ends, wrong.log_text()
+            assert " error " not in wrong.log_text()
+            assert "Traceback" not in wrong.log_text()
+            assert any(of_another_backup(wrong) in node.log_text() for node in right), "whom it met"
+            for node in right:
+                assert node.log_text().count(of_another_backup(wrong)) <= 1
+            await submit(cluster, right[0], "after")
+            shutil.rmtree(wrong.data_dir)
+            await restore(older, wrong)
+            cluster.start(wrong)
+            await cluster.wait_ready([wrong])
+            for job_id in ("old-0", "before", "after"):
+                (await api.call("GET", f"/v1/jobs/{job_id}", url=wrong.url)).expect(200)
+            assert (await api.call("GET", "/v1/jobs/old-1", url=wrong.url)).status == 404
+            await cluster.finish()
+        finally:
+            cluster.kill_all()
+
+
+def of_another_backup(peer: NodeProcess) -> str:
+    return f"restored from another backup than {peer.name}: restore every member from the same file"
+
+
+async def take_backups(home: Path) -> tuple[Path, Path]:
+    """Of one cluster: with `old-0`, and later with `old-1` as well."""
+    backups = home / "older.backup", home / "newer.backup"
+    async with Cluster(home / "old", 1, cluster="old") as cluster:
+        for number, backup in enumerate(backups):
+            await submit(cluster, cluster.nodes[0], f"old-{number}")
+            done = await asyncio.to_thread(run_command, "backup", str(backup), "--url", cluster.nodes[0].url)
+            assert done.returncode == 0, done
+    return backups
+
+
+async def restore(backup: Path, node: NodeProcess) -> None:
+    words = ("restore", str(backup), "--data", str(node.data_dir), "--node-id", node.name, "--cluster", CLUSTER_NAME)
+    done = await asyncio.to_thread(run_command, *words)
+    assert done.returncode == 0, done
 
 
 async def test_a_node_alone_says_whom_it_misses_and_when_they_are_there(tmp_path: Path) -> None:

@@ -258,7 +258,8 @@ class Raft(Protocol):
     def on_fatal(self, callback: Callable[[BaseException], None]) -> None:
         """Call once when the node must end (failed sync, failed apply, broken invariant). Nothing is sent any more.
 
-        With `Misfit` when a peer was configured with other members, and this node has nothing of the cluster yet.
+        With `Misfit` when a peer was configured with other members or restored from another backup, and this node has
+        nothing of the cluster yet.
         """
         ...
 

@@ -381,10 +381,12 @@ class PySyncObjRaft:
             self.retire()
             self._on_removed()
 
-    def on_misfit(self, reason: str) -> None:
-        """A peer is a voter of another cluster by its configuration. It is refused, and that is all, once this node
-        holds anything: a newcomer that is wrong may not end who serves. Before, the wrong one may well be this node."""
-        nothing_held = self._machine.applied_index == self._journal.last_index == ROOT_INDEX
+    def on_misfit(self, reason: str, origin_index: int | None) -> None:
+        """A peer is of another cluster by its configuration, or by its backup. It is refused, and that is all, once
+        this node holds anything beyond its own backup: a newcomer that is wrong may not end who serves. Before, the
+        wrong one may well be this node."""
+        begun_index = ROOT_INDEX if origin_index is None else origin_index
+        nothing_held = self._machine.applied_index == self._journal.last_index == begun_index
         if nothing_held and not self._knew_leader:
             self._fail(Misfit(reason))
 

@@ -2,10 +2,10 @@
 
 A frame is a 4-byte big-endian length and so many bytes of MessagePack; an empty frame is a ping. The first frame each
 way is a hello: version, cluster, node id, and the newest roster that the node knows, or the configured voters while it
-knows none: two nodes that are voters of different clusters by their configurations never exchange a message. The node
-with the smaller id dials; the other one only asks, when it is not dialled for long, whether it is still a member. What
-arrives is handed on in order, one list a read; `on_connection` brackets it, so that messages of two connections of a
-pair never mix.
+knows none: two nodes that are voters of different clusters by their configurations never exchange a message, nor do two
+that were restored from different backups. The node with the smaller id dials; the other one only asks, when it is not
+dialled for long, whether it is still a member. What arrives is handed on in order, one list a read; `on_connection`
+brackets it, so that messages of two connections of a pair never mix.
 Nothing is dropped silently: a peer that is too slow, too loud or not who it should be loses its connection, with a log
 line. Not here: what a message means (`guard.py`).
 """
@@ -75,8 +75,11 @@ class Receiver(Protocol):
         """A peer says that this node is a member no more."""
         ...
 
-    def on_misfit(self, reason: str) -> None:
-        """A peer was configured with other members: again at each of its refusals."""
+    def on_misfit(self, reason: str, origin_index: int | None) -> None:
+        """A peer was configured with other members, or restored from another backup: again at each of its refusals.
+
+        `origin_index`: the last entry of the backup that this node was restored from; None: of none.
+        """
         ...
 
     def on_unreachable(self, node_id: str, address: str, reason: str, for_s: float) -> None:
@@ -129,6 +132,7 @@ class TcpTransport:
         clock: Clock,
         incarnation: str = "",
         check_peer: Callable[[str, str], str | None] | None = None,
+        origin: tuple[str, int] | None = None,
         server_ssl: ssl.SSLContext | None = None,
         client_ssl: ssl.SSLContext | None = None,
         rng: random.Random | None = None,
@@ -136,10 +140,14 @@ class TcpTransport:
         """`listen` is the host and port to bind. With the two contexts every link is TLS; without, any host that
         reaches the port and knows the cluster's name is believed: for development and closed networks.
         `incarnation` names our data directory; `check_peer(node_id, incarnation)` says why a peer with that directory
-        is refused, None when it is not (`horae_storage.peer_book`).
+        is refused, None when it is not (`horae_storage.peer_book`). `origin`: the checksum of the backup that our
+        directory was restored from, and the last entry in it; a peer with another one is refused.
         """
         self.own_id = own_id
         self.hello: Message = {"v": PROTOCOL_VERSION, "cluster": cluster, "node": own_id, "incarnation": incarnation}
+        if origin is not None:
+            self.hello["origin"] = origin[0]
+        self._origin_index = None if origin is None else origin[1]
         self._check_peer = check_peer
         self._addresses = {m.node_id: _split(m.raft_address) for m in members if m.node_id != own_id}
         self._reach = Reach(clock)
@@ -318,6 +326,22 @@ class TcpTransport:
         return refusal
 
     def _misfit(self, told: Message) -> str | None:
+        """Why that node and this one would be of two histories, which never meet in one cluster; None when not."""
+        return self._unlike(told) or self._of_another_backup(told)
+
+    def _of_another_backup(self, told: Message) -> str | None:
+        """Both were restored, and not from the same file: the entries after the older one's end would be others.
+
+        None unless that node is a member: what else is refused needs no better reason.
+        """
+        ours, theirs, node_id = self.hello.get("origin"), told.get("origin"), told.get("node")
+        if ours is None or not isinstance(theirs, str) or theirs == ours:
+            return None
+        if not isinstance(node_id, str) or node_id not in self._addresses:
+            return None
+        return f"restored from another backup than {node_id}: restore every member from the same file"
+
+    def _unlike(self, told: Message) -> str | None:
         """Why that node and this one are voters of different clusters; None unless both are, as they were configured.
 
         Configurations that disagree would make two majorities that meet nowhere, and two histories.
@@ -345,7 +369,7 @@ class TcpTransport:
         """
         if link.misfit is not None:
             # Not amid the refusal: the receiver may end this node by it, and the peer shall read why.
-            asyncio.get_running_loop().call_soon(self._receiver.on_misfit, link.misfit)
+            asyncio.get_running_loop().call_soon(self._receiver.on_misfit, link.misfit, self._origin_index)
         who = link.who
         if (who, reason) in self._refusals:
             return
@@ -361,7 +385,7 @@ class TcpTransport:
         if link.is_removed:
             told["removed"] = True
         if link.misfit is not None:
-            told |= {"node": self.own_id, "voters": self.hello["voters"]}
+            told |= {key: self.hello[key] for key in ("node", "voters", "origin") if key in self.hello}
         return told
 
     def came_up(self, link: _Link) -> None:
@@ -479,7 +503,7 @@ class _Link(asyncio.Protocol):
         self.told_id: str | None = None
         """Who the other side says that it is, if we know such a node, or it was told of as a voter."""
         self.misfit: str | None = None
-        """Why the other side's configuration and ours make different clusters."""
+        """Why the other side and we would be of two histories."""
         self.refusal: str | None = None
         """Why one side did not want the other."""
         self.ended = "closed without a hello"

@@ -35,8 +35,8 @@ def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
 
 async def test_a_new_node_ends_by_a_misfit_in_one_line(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     await cluster.start("n1")
-    cluster.nodes["n1"].on_misfit(REASON)
-    cluster.nodes["n1"].on_misfit(REASON)
+    cluster.nodes["n1"].on_misfit(REASON, None)
+    cluster.nodes["n1"].on_misfit(REASON, None)
     assert [(type(error), str(error)) for error in cluster.errors] == [(Misfit, REASON)]
     assert lines(caplog, "raft_failed") == []
     assert cluster.network is not None
@@ -47,7 +47,7 @@ async def test_a_node_that_follows_only_refuses(cluster: Cluster) -> None:
     await cluster.start()
     await cluster.propose(b"x")
     for raft in cluster.nodes.values():
-        raft.on_misfit(REASON)
+        raft.on_misfit(REASON, None)
     await cluster.propose(b"y")
     assert cluster.errors == []
 
@@ -63,8 +63,20 @@ async def test_a_node_that_holds_anything_only_refuses(cluster: Cluster, applied
     await cluster.stop()
     assert (cluster.machines["n1"].applied_index > 1) == applied
     await cluster.start("n1")
-    cluster.nodes["n1"].on_misfit(REASON)
+    cluster.nodes["n1"].on_misfit(REASON, None)
     assert cluster.errors == []
+
+
+@pytest.mark.parametrize("beyond", [0, 1])
+async def test_a_restored_node_ends_by_a_misfit_while_it_holds_its_backup_only(cluster: Cluster, beyond: int) -> None:
+    await cluster.start()
+    await cluster.propose(b"x")
+    await cluster.wait_all_hold([b"x"])
+    cluster.machines["n1"].commit()
+    await cluster.stop()
+    await cluster.start("n1")
+    cluster.nodes["n1"].on_misfit(REASON, cluster.machines["n1"].applied_index - beyond)
+    assert [type(error) for error in cluster.errors] == [Misfit] * (1 - beyond)
 
 
 @pytest.mark.usefixtures("soon")

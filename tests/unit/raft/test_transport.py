@@ -28,6 +28,7 @@ class Told:
         self.books: list[Roster] = []
         self.sent_away = asyncio.Event()
         self.misfits: list[str] = []
+        self.origin_indexes: set[int | None] = set()
         self.unreachable: list[tuple[str, str, str]] = []
         """Peer, address and reason."""
         self.news = asyncio.Event()
@@ -42,8 +43,9 @@ class Told:
     def on_sent_away(self) -> None:
         self.sent_away.set()
 
-    def on_misfit(self, reason: str) -> None:
+    def on_misfit(self, reason: str, origin_index: int | None) -> None:
         self.misfits.append(reason)
+        self.origin_indexes.add(origin_index)
         self.news.set()
 
     def on_unreachable(self, node_id: str, address: str, reason: str, for_s: float) -> None:
@@ -94,6 +96,7 @@ class Pair:
         knows: str | None = None,
         voters: str = "",
         at_index: int = 0,
+        origin: tuple[str, int] | None = None,
     ) -> Told:
         """`knows`: the only incarnation of its peer that this end believes. `voters`: what it was configured with."""
         address = next(m.raft_address for m in self.members if m.node_id == node_id)
@@ -106,6 +109,7 @@ class Pair:
             clock=SystemClock(),
             incarnation=incarnation,
             check_peer=lambda node_id, told: None if knows in (None, told) else f"{node_id} forgot",
+            origin=origin,
         )
         self.ends[node_id], self.told[node_id] = end, Told()
         if voters:
@@ -319,6 +323,7 @@ def test_a_hello_has_room_for_the_longest_names() -> None:
         "node": name,
         "cluster": name,
         "incarnation": "i" * 64,
+        "origin": "0" * 64,
         "book": book_as_told(Roster(2**40, members)),
     }
     assert len(msgpack.packb(hello)) < HELLO_BYTES_MAX
@@ -496,6 +501,59 @@ async def test_members_that_are_alike_changed_or_not_told_are_no_misfit(
     await first.wait_links(1)
     await second.wait_links(1)
     assert first.misfits == second.misfits == []
+
+
+@pytest.mark.parametrize("at_index", [0, 7])
+async def test_nodes_restored_from_different_backups_refuse_each_other(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, at_index: int
+) -> None:
+    """Whether their members are as configured or were changed since; each says so once."""
+    monkeypatch.setattr(transport, "ASK_S", 0.01)
+    monkeypatch.setattr(transport, "REDIAL_MAX_S", 0.01)
+    one = await pair.start("n1", voters=THREE, at_index=at_index, origin=("older", 40))
+    two = await pair.start("n2", voters=THREE, at_index=at_index, origin=("newer", 50))
+    await one.wait_told(one.misfits, 5)
+    await two.wait_told(two.misfits, 5)
+    words = "restored from another backup than {}: restore every member from the same file"
+    assert (set(one.misfits), one.origin_indexes) == ({words.format("n2")}, {40})
+    assert (set(two.misfits), two.origin_indexes) == ({words.format("n1")}, {50})
+    assert one.links == two.links == []
+    assert sorted(refusals_of(caplog)) == [("WARNING", "n1", words.format("n1")), ("WARNING", "n2", words.format("n2"))]
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [(("same", 40), ("same", 40)), (("older", 40), None), (None, ("newer", 50))],
+    ids=["alike", "n2 joined", "n1 joined"],
+)
+async def test_one_backup_for_all_or_none_is_no_misfit(
+    pair: Pair, one: tuple[str, int] | None, two: tuple[str, int] | None
+) -> None:
+    first, second = await pair.start("n1", origin=one), await pair.start("n2", origin=two)
+    await first.wait_links(1)
+    await second.wait_links(1)
+    assert first.misfits == second.misfits == []
+
+
+@pytest.mark.parametrize("told", [{"origin": 7}, {"origin": ["x"]}, {"origin": None}])
+async def test_what_is_no_origin_is_no_misfit(pair: Pair, told: dict[str, object]) -> None:
+    two = await pair.start("n2", origin=("newer", 50))
+    _, writer = await pair.dial()
+    writer.write(frame(HELLO | told))
+    await two.wait_links(1)
+    assert two.misfits == []
+    writer.close()
+
+
+@pytest.mark.parametrize("node", ["stranger", 7, ["n1"], {"n1": 1}])
+async def test_a_stranger_restored_from_another_backup_ends_nobody(pair: Pair, node: object) -> None:
+    two = await pair.start("n2", origin=("newer", 50))
+    reader, writer = await pair.dial()
+    writer.write(frame(HELLO | {"node": node, "origin": "older"}))
+    refused = msgpack.unpackb((await reader.read())[4:])
+    assert "unknown node" in refused["refused"]
+    assert two.misfits == []
+    writer.close()
 
 
 async def test_configured_voters_are_told_until_members_change(pair: Pair) -> None:

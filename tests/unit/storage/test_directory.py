@@ -14,7 +14,7 @@ import pytest
 
 from horae_node.voters import VOTERS_FILE
 from horae_storage import peer_book
-from horae_storage.directory import Directory, is_new, open_directory, require_usable, restoring
+from horae_storage.directory import Directory, Origin, is_new, open_directory, require_usable, restoring
 from horae_storage.errors import DirectoryInUse, DirectoryUnusable, ForeignDirectory
 from horae_storage.lmdb_kv import LmdbStore
 from horae_storage.raft_log import LmdbRaftLog
@@ -322,6 +322,29 @@ def test_a_mark_that_outlived_its_restore_is_swept(path: Path) -> None:
     (path / RESTORING_NAME).touch()
     open_directory(path, "c", "a").close()
     assert not (path / RESTORING_NAME).exists()
+
+
+def test_what_was_restored_is_remembered_and_copied_to_no_other(path: Path) -> None:
+    with restoring(path, "c", "a") as directory:
+        fill(directory)
+        directory.note_origin(Origin("ab" * 32, 40))
+    for _ in range(2):
+        opened = open_directory(path, "c", "a")
+        assert opened.origin == Origin("ab" * 32, 40)
+        opened.renew_incarnation()
+        opened.close()
+    made = open_directory(path.parent / "made", "c", "a")
+    assert made.origin is None
+    made.close()
+
+
+@pytest.mark.parametrize("origin", [7, "ab", {}, {"sha256": "ab"}, {"sha256": 7, "last_index": 7}, None])
+def test_an_origin_that_is_none_is_damage(path: Path, origin: object) -> None:
+    initialise(path)
+    identity = path / "identity.json"
+    identity.write_text(json.dumps(json.loads(identity.read_text()) | {"origin": origin}))
+    with pytest.raises(DirectoryUnusable, match=r"identity\.json is damaged"):
+        open_directory(path, "c", "a")
 
 
 def test_root_follows_no_link_in_anothers_directory(path: Path, tmp_path: Path) -> None:

@@ -38,6 +38,19 @@ def test_there_and_back(store: Store, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.tmp"))
 
 
+def test_the_checksum_tells_contents_apart(store: Store, tmp_path: Path) -> None:
+    one, other = tmp_path / "one.snapshot", tmp_path / "other.snapshot"
+    sha256 = snapshot.write(store, one, META)
+    snapshot.write(store, other, META._replace(last_index=101))
+    assert snapshot.checksum_of(one) == sha256.hex()
+    assert snapshot.checksum_of(other) != snapshot.checksum_of(one)
+    (tmp_path / "cut").write_bytes(one.read_bytes()[:-1])
+    with pytest.raises(Corrupt):
+        snapshot.checksum_of(tmp_path / "cut")
+    with pytest.raises(StorageFailed):
+        snapshot.checksum_of(tmp_path / "missing")
+
+
 def test_of_a_frozen_state(store: Store, tmp_path: Path) -> None:
     frozen = store.freeze()
     store.txn.put(b"0", ("later",))
