@@ -367,8 +367,12 @@ class PySyncObjRaft:
         _events.event("peer_connected" if up else "peer_lost", peer=node_id)
 
     def on_book(self, book: Roster) -> None:
-        """A peer knows members that our own state may not hold yet: be acquainted with them."""
-        if book.at_index > self._book.at_index and self._running:
+        """A peer knows members that our own state may not hold yet: be acquainted with them.
+
+        Of what is applied here our state holds the members itself: a book of such an index that it does not hold is of
+        another life of the cluster, which ended with a recovery.
+        """
+        if book.at_index > max(self._book.at_index, self._machine.applied_index) and self._running:
             self._book = book
             self._guarded(self._take_seats)
             self._on_roster(self._book)
@@ -500,10 +504,11 @@ class PySyncObjRaft:
         """The state's members are others now: they count from this entry on."""
         self._seen = roster = self._machine.roster
         assert roster is not None
+        tell = _events.debug  # who was away or is new applies one change after the other: the last one is news
         if roster.at_index >= self._book.at_index:
-            self._book = roster
+            self._book, tell = roster, _events.event
         self._take_seats()
-        _events.event(
+        tell(
             "members_changed",
             index=roster.at_index,
             voters=",".join(member.node_id for member in roster.voters),
