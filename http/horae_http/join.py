@@ -55,6 +55,8 @@ async def learn_members(config: NodeConfig, token: str | None) -> None:
     if read_members(config.data_dir) is not None or read_voters(config.data_dir) is not None:
         return
     log.event("joining", at=",".join(config.join))
+    if not config.tokens:
+        await _ask_round(config, None, _look_untold, rounds=LOOKS_MAX)
     _require_place(config, await _ask_round(config, token, _look, rounds=LOOKS_MAX))
     await _ask_round(config, token, _asking(config, wait_seconds=0, enough=(200, 202)), rounds=None)
     # Again: the answer may have taken as long as another node's join, and what is written is for the first meeting.
@@ -123,6 +125,20 @@ async def _look(session: aiohttp.ClientSession, url: str) -> wire.ClusterView | 
     return msgspec.json.decode(body, type=wire.ClusterView)
 
 
+async def _look_untold(session: aiohttp.ClientSession, url: str) -> bool | None:
+    """A look as nobody, of a node without tokens. Raises: `ConfigError` where the cluster lets nobody look.
+
+    By its own configuration such a node lets everybody do everything, and passes it on to the others.
+    """
+    async with session.get(f"{url}/v1/cluster", timeout=aiohttp.ClientTimeout(total=LOOK_S)) as answer:
+        if answer.status == 401:
+            raise ConfigError(
+                "join: the cluster has tokens, and this node's configuration has none: it would serve whoever reaches "
+                "it; give it the same [[tokens]] as the others"
+            )
+        return True if answer.status == 200 else None
+
+
 async def _ask_round(
     config: NodeConfig,
     token: str | None,
@@ -160,5 +176,6 @@ def _require_passing(status: int, body: bytes) -> str:
         problem = _Problem(body[:200].decode("utf-8", "replace"))
     under_way = problem.code == "conflict" and "under way" in problem.detail
     if status < 500 and status != 429 and not under_way:
-        raise ConfigError(f"join: the cluster refuses this node: {problem.detail or status}")
+        fix = ": put a token with the role admin into HORAE_TOKEN" if status in (401, 403) else ""
+        raise ConfigError(f"join: the cluster refuses this node: {problem.detail or status}{fix}")
     return problem.detail

@@ -7,11 +7,15 @@ import contextlib
 import ctypes
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from tests.helpers.cluster import HOST, Cluster, NodeProcess, make_nodes, poll
+from tests.helpers.api import Api
+from tests.helpers.cluster import HOST, Cluster, NodeProcess, clean_environ, command, make_nodes, poll
 from tests.helpers.refusal import require_refusal, run_node
 
 pytestmark = pytest.mark.cluster
@@ -176,6 +180,59 @@ async def test_a_join_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> N
         joining.config_path.write_text(text.replace('cluster = "test"', 'cluster = "prod2"'))
         require_refusal(await asyncio.to_thread(run_node, joining), "'prod2'", 'set cluster = "test"')
         assert not joining.data_dir.exists()
+
+
+TOKEN = "an admin's, of this test"
+TOKENS = f'tokens = [{{ token_sha256 = "{sha256(TOKEN.encode()).hexdigest()}", roles = ["admin"] }}]\n'
+
+
+async def test_a_join_to_a_cluster_with_tokens_needs_them_twice(tmp_path: Path) -> None:
+    """To ask in, and to let nobody in for nothing afterwards: without its own it would be the open door of the rest."""
+    cluster = Cluster(tmp_path, 1)
+    first = cluster.nodes[0]
+    first.config_path.write_text(TOKENS + first.config_path.read_text())
+    joining = cluster.new_node("n2")
+    text = joining.config_path.read_text()
+    async with Api(cluster.urls) as api:
+        cluster.api = api
+        try:
+            cluster.start(first)
+            await cluster.wait_ready()
+            for token in (None, TOKEN):
+                done = await asyncio.to_thread(run_joining, joining, token)
+                require_refusal(done, "the cluster has tokens, and this node's configuration has none", "[[tokens]]")
+            joining.config_path.write_text(TOKENS + text)
+            for token, words in ((None, "no bearer token was sent"), ("another", "the bearer token is not known")):
+                done = await asyncio.to_thread(run_joining, joining, token)
+                require_refusal(done, "refuses this node", f"{words}: put a token with the role admin into HORAE_TOKEN")
+            assert not joining.data_dir.exists()
+            start_joining(joining, TOKEN)
+            cluster.nodes.append(joining)
+            await cluster.wait_ready([joining])
+            assert (await api.call("GET", "/v1/cluster", url=joining.url)).status == 401
+            await cluster.stop_all()
+            assert cluster.check_logs() == []
+        finally:
+            cluster.kill_all()
+
+
+def with_token(token: str | None) -> dict[str, str]:
+    return clean_environ() | ({} if token is None else {"HORAE_TOKEN": token})
+
+
+def run_joining(node: NodeProcess, token: str | None) -> subprocess.CompletedProcess[str]:
+    words = command("node", "--config", str(node.config_path))
+    return subprocess.run(
+        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=with_token(token), timeout=60, check=False
+    )
+
+
+def start_joining(node: NodeProcess, token: str) -> None:
+    words = ["horae_http.children", str(os.getpid()), "horae_http", "node", "--config", str(node.config_path)]
+    with node.log_path.open("ab") as log:
+        node.process = subprocess.Popen(
+            [sys.executable, "-m", *words], stdin=subprocess.PIPE, stdout=log, stderr=log, env=with_token(token)
+        )
 
 
 async def test_who_still_looks_for_its_cluster_stops_when_told(tmp_path: Path) -> None:
