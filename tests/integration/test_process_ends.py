@@ -29,12 +29,18 @@ LIMIT_S = 90
 UP = "Ctrl-C stops everything"
 
 
+def hear_hang_ups() -> None:
+    """In the child: the tests themselves may run under `nohup`, which is handed down."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def started(args: list[str], redirect: str = "", **given: object) -> Iterator[subprocess.Popen[str]]:
     """A process with its streams redirected as by a shell; killed if the block leaves it running."""
     shell = ["sh", "-c", f'exec "$0" "$@" {redirect}', *args]
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(shell, text=True, **({"env": clean_environ()} | streams | given))  # type: ignore[call-overload]
+    usual = {"env": clean_environ(), "preexec_fn": hear_hang_ups}
+    process = subprocess.Popen(shell, text=True, **(usual | streams | given))  # type: ignore[call-overload]
     watchdog = threading.Timer(LIMIT_S, process.kill)
     watchdog.start()
     try:

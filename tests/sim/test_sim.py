@@ -1,6 +1,6 @@
 """Whole clusters from seeds: some new ones each time, the ones that once found something, and the canaries.
 
-`HORAE_SIM_HOURS` asks for more than the default; the seed base is printed, and a failing seed prints what replays it.
+`SIM_HOURS` asks for more than the default; the seed base is printed, and a failing seed prints what replays it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.sim.__main__ import Total, command, run_many, shrink
 from tests.sim.canary import SEEDS_MAX, without
 from tests.sim.cluster import run
 
-HOURS = float(os.environ.get("HORAE_SIM_HOURS", "1.5"))
+HOURS = float(os.environ.get("SIM_HOURS", "1.5"))
 JOBS = 2
 REPOSITORY = Path(__file__).parents[2]
 

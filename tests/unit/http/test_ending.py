@@ -18,7 +18,12 @@ LIMIT_S = 30
 def run(source: str, *, ignored: signal.Signals | None = None, stderr: str = "") -> subprocess.CompletedProcess[str]:
     ignore = f"trap '' {ignored.name.removeprefix('SIG')}; " if ignored is not None else ""
     args = ["sh", "-c", f'{ignore}exec "$0" "$@" {stderr}', sys.executable, "-c", textwrap.dedent(source)]
-    return subprocess.run(args, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    return subprocess.run(args, capture_output=True, text=True, timeout=LIMIT_S, check=False, preexec_fn=hear_hang_ups)
+
+
+def hear_hang_ups() -> None:
+    """In the child: the tests themselves may run under `nohup`, which is handed down."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("loops", ["asyncio", "uvloop"])
