@@ -24,7 +24,7 @@ from horae_node.config import NodeConfig
 from horae_node.errors import ConfigError
 from horae_node.raft.port import Member, Roster
 from horae_node.voters import read_members, read_voters, write_members
-from horae_storage.directory import open_directory
+from horae_storage.directory import is_new, open_directory
 from horae_storage.peer_book import PeerBook
 
 WAIT_S: Final = 30
@@ -54,6 +54,10 @@ async def learn_members(config: NodeConfig, token: str | None) -> None:
     """
     if read_members(config.data_dir) is not None or read_voters(config.data_dir) is not None:
         return
+    if not is_new(config.data_dir):
+        with contextlib.closing(open_directory(config.data_dir, config.cluster, config.node_id)) as directory:
+            if directory.initialised:
+                return  # the file is lost; the state tells who the members are
     log.event("joining", at=",".join(config.join))
     if not config.tokens:
         await _ask_round(config, None, _look_untold, rounds=LOOKS_MAX)

@@ -25,7 +25,7 @@ from horae_node.core import views
 from horae_node.core.model import KNOWN_VERSIONS, Versions
 from horae_node.core.results import EntryOutcome
 from horae_node.disk_room import DiskRoom
-from horae_node.errors import Misfit, NotApplied, OutcomeUnknown
+from horae_node.errors import ConfigError, Misfit, NotApplied, OutcomeUnknown
 from horae_node.host import Host, SystemHost
 from horae_node.leader.session import LeaderSession
 from horae_node.leader.upgrade import Upgrade
@@ -86,7 +86,8 @@ class Node:
         asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
         self._host.open()
         self._opened = True
-        self._book = self._host.known_members() or Roster(0, config.members)
+        known = self._host.known_members()
+        self._book = known or Roster(0, config.members)
         """The newest members known: where everybody is reached."""
         own = codec.OwnEntries()
         self._applier = Applier(
@@ -98,6 +99,11 @@ class Node:
             known=self._known,
             own=own,
         )
+        if config.join and known is None and self._applier.roster is None:
+            raise ConfigError(
+                f"{config.data_dir} says nowhere who the members are: move it aside, and let this node join under "
+                "a new id"
+            )
         self._metrics = Metrics(self._metric_families)
         self._raft = self._build_raft()
         self._proposer = Proposer(self._raft, clock, self._metrics.observe_commit_ms, own)
@@ -166,6 +172,7 @@ class Node:
         return PySyncObjRaft(
             own_id=config.node_id,
             book=self._book,
+            configured=self._book if config.join else Roster(0, config.members),
             cluster=config.cluster,
             log=raft_log,
             machine=self._applier,

@@ -66,5 +66,6 @@ def _read(data_dir: Path) -> _Book | list[str] | None:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path} cannot be read ({error}): write the ids of all members into it, as a list"
+            f"{path} cannot be read ({error}): remove it, once `members` in the configuration are sure to be "
+            "those that the cluster began with (a node that joined has them in its state)"
         ) from error

@@ -81,6 +81,7 @@ class PySyncObjRaft:
         *,
         own_id: str,
         book: Roster,
+        configured: Roster | None = None,
         cluster: str,
         log: RaftLog,
         machine: StateMachine,
@@ -91,18 +92,19 @@ class PySyncObjRaft:
         limits: LogLimits | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """`book` is the newest roster known. Who counts is what the state holds; the book, while that holds none.
-        The directory is this node's alone; it is made when missing.
+        """`book` is the newest roster known, be it by hearsay. Who counts is what the state holds; while that holds
+        none, the `configured`: by default those of the book. The directory is this node's alone; it is made when
+        missing.
 
         Raises: `ConfigError` when the installed library is not the pinned one.
         """
         require_pinned()
         timing = timing or Timing()
         self._own_id = own_id
-        self._configured = book
+        self._configured = configured or book
         self._seen = machine.roster
         """What the state holds: compared by identity after each entry."""
-        assert self._seen is not None or book.standing(own_id) is not None
+        assert self._seen is not None or self._configured.standing(own_id) is not None
         self._book = max(book, self.roster, key=lambda roster: roster.at_index)
         self._cluster = cluster
         self._log = log

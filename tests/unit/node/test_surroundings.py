@@ -64,7 +64,7 @@ def test_a_broken_record_of_the_voters_is_refused_with_the_fix(tmp_path):
     config = config_of(tmp_path / "d")
     require_surroundings(config)
     (tmp_path / "d" / VOTERS_FILE).write_text("[")
-    with pytest.raises(ConfigError, match="write the ids of all members into it"):
+    with pytest.raises(ConfigError, match="remove it, once `members` in the configuration"):
         require_surroundings(config)
 
 
@@ -73,7 +73,7 @@ def test_a_record_that_is_no_list_is_refused(tmp_path, text):
     config = config_of(tmp_path / "d")
     require_surroundings(config)
     (tmp_path / "d" / VOTERS_FILE).write_text(text)
-    with pytest.raises(ConfigError, match="write the ids of all members into it"):
+    with pytest.raises(ConfigError, match="remove it, once `members` in the configuration"):
         require_surroundings(config)
 
 

@@ -36,7 +36,7 @@ def test_a_roster_is_read_as_it_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{}", '{"at_index": 1, "voters": [["n1"]], "learners": [], "removed": []}'])
 def test_a_broken_roster_is_refused_with_the_fix(tmp_path: Path, text: str) -> None:
     (tmp_path / VOTERS_FILE).write_text(text)
-    with pytest.raises(ConfigError, match="write the ids of all members into it"):
+    with pytest.raises(ConfigError, match="remove it, once `members` in the configuration"):
         read_members(tmp_path)
 
 
