@@ -4,7 +4,8 @@ A frame is a 4-byte big-endian length and so many bytes of MessagePack; an empty
 way is a hello: version, cluster, node id, and the newest roster that the node knows, or the configured voters while it
 knows none: two nodes that are voters of different clusters by their configurations never exchange a message, nor do two
 that were restored from different backups. The node with the smaller id dials; the other one only asks, when it is not
-dialled for long, whether it is still a member. What arrives is handed on in order, one list a read; `on_connection`
+dialled for long, whether it is still a member. Who was dialled takes the link for one when anything follows the
+hello: before, the caller may still refuse it. What arrives is handed on in order, one list a read; `on_connection`
 brackets it, so that messages of two connections of a pair never mix.
 Nothing is dropped silently: a peer that is too slow, too loud or not who it should be loses its connection, with a log
 line. Not here: what a message means (`guard.py`).
@@ -323,6 +324,8 @@ class TcpTransport:
         if refusal is None:
             link.peer_id = node_id
             link.book = book_of(hello.get("book"))
+        elif expected is None:
+            self._reach.refused(node_id)  # it calls as it should
         return refusal
 
     def _misfit(self, told: Message) -> str | None:
@@ -388,8 +391,16 @@ class TcpTransport:
             told |= {key: self.hello[key] for key in ("node", "voters", "origin") if key in self.hello}
         return told
 
+    def refused_by(self, node_id: str) -> None:
+        """A member called, heard our hello, and did not like it."""
+        self._reach.refused(node_id)
+
     def came_up(self, link: _Link) -> None:
         assert link.peer_id is not None
+        if link.peer_id not in self._addresses:  # it has parted since its hello
+            link.drop("no member")
+            return
+        link.was_up = True
         self._strangers.discard(link)
         older = self._links.get(link.peer_id)
         if older is not None:
@@ -512,6 +523,8 @@ class _Link(asyncio.Protocol):
         """The roster that its hello told of."""
         self.remote_host = "?"
         self.was_up = False
+        self._greeted = False
+        """Both hellos were sent, and the peer's is right."""
         self.closed = asyncio.Event()
         self.heard_at = owner.now()
         self._born_at = self.heard_at
@@ -546,12 +559,14 @@ class _Link(asyncio.Protocol):
         with memoryview(received) as view:
             while end - at >= 4:
                 size = int.from_bytes(view[at : at + 4])
-                if size > (FRAME_BYTES_MAX if self.was_up else HELLO_BYTES_MAX):
+                if size > (FRAME_BYTES_MAX if self._greeted else HELLO_BYTES_MAX):
                     self.drop("frame too large")
                     return
                 if end - at < 4 + size:
                     break
-                if size and not self._take(view[at + 4 : at + 4 + size], messages):
+                if not size:
+                    self._take_ping()
+                elif not self._take(view[at + 4 : at + 4 + size], messages):
                     return
                 at += 4 + size
         if at:
@@ -588,8 +603,8 @@ class _Link(asyncio.Protocol):
             self.drop("nothing heard")
         elif not self.was_up and now - self._born_at > HELLO_TIMEOUT_S:
             self.drop("no hello")
-        elif self.was_up and self._transport is not None:
-            self._transport.write(b"\x00\x00\x00\x00")
+        elif self.was_up:
+            self._ping()
 
     def drop(self, reason: str) -> None:
         """End the connection at once; what is queued goes with it. A second call does nothing."""
@@ -612,25 +627,44 @@ class _Link(asyncio.Protocol):
         except (ValueError, msgpack.exceptions.UnpackException) as error:
             self._refuse(f"not MessagePack: {type(error).__name__}")
             return False
-        if self.was_up:
+        if self._greeted:
             if not isinstance(message, dict):
                 self.drop("not a message")
                 return False
-            if "refused" in message:  # whom we called up last heard our hello, and did not like it
-                self._owner.refuse(self, self._owner.check_hello(self, message) or "")
-                self.drop("refused by the peer")
+            if "refused" in message:  # who called has heard our hello, and did not like it; or we are sent away
+                self._take_refusal(message)
                 return False
+            if not self.was_up:
+                self._owner.came_up(self)
             messages.append(message)
             return True
         refusal = self._owner.check_hello(self, message)
         if refusal is not None:
             self._refuse(refusal)
             return False
+        self._greeted = True
         if self.dialled_id is None:
             self._write_now(self._owner.hello)
-        self.was_up = True
+            return True
+        self._ping()  # the other side waits to hear that we did not refuse it
         self._owner.came_up(self)
         return True
+
+    def _take_ping(self) -> None:
+        if self._greeted and not self.was_up:
+            self._owner.came_up(self)
+
+    def _take_refusal(self, message: Message) -> None:
+        reason = self._owner.check_hello(self, message) or ""
+        if not self.was_up and self.peer_id is not None:
+            self.refusal = reason
+            self._owner.refused_by(self.peer_id)
+        self._owner.refuse(self, reason)
+        self.drop("refused by the peer")
+
+    def _ping(self) -> None:
+        if self._transport is not None:
+            self._transport.write(b"\x00\x00\x00\x00")
 
     def send_away(self) -> None:
         """Tell the other side that it is a member no more, after all that it was sent, and end the connection."""

@@ -1,4 +1,4 @@
-"""What a node makes of rosters that others know: the newer is believed, one of an older life is not, old news is quiet."""
+"""Rosters that others know: a newer one is believed, one of an older life is not, old news is quiet."""
 
 from __future__ import annotations
 

@@ -143,6 +143,8 @@ def frame(message: Any) -> bytes:
 
 
 HELLO = {"v": 1, "cluster": "test", "node": "n1", "incarnation": "i1"}
+PING = bytes(4)
+"""What a caller sends once it has heard a hello that is right."""
 
 
 async def connected(pair: Pair) -> tuple[Told, Told]:
@@ -226,7 +228,7 @@ async def test_noise_ends_the_connection(pair: Pair, noise: bytes) -> None:
 async def test_a_frame_that_is_too_large_ends_the_connection(pair: Pair) -> None:
     two = await pair.start("n2")
     reader, writer = await pair.dial()
-    writer.write(frame(HELLO))
+    writer.write(frame(HELLO) + PING)
     await two.wait_links(1)
     writer.write((FRAME_BYTES_MAX + 1).to_bytes(4))
     await end_of(reader)
@@ -237,10 +239,10 @@ async def test_a_frame_that_is_too_large_ends_the_connection(pair: Pair) -> None
 async def test_a_newer_connection_of_a_peer_closes_the_older_one_first(pair: Pair) -> None:
     two = await pair.start("n2")
     old_reader, old_writer = await pair.dial()
-    old_writer.write(frame(HELLO))
+    old_writer.write(frame(HELLO) + PING)
     await two.wait_links(1)
     _, new_writer = await pair.dial()
-    new_writer.write(frame(HELLO))
+    new_writer.write(frame(HELLO) + PING)
     await two.wait_links(3)
     assert two.links == [("n1", True), ("n1", False), ("n1", True)]
     await end_of(old_reader)
@@ -296,6 +298,87 @@ async def test_a_peer_that_lost_its_directory_is_refused_whoever_dials(pair: Pai
     assert told.links == [(other, True)]
 
 
+async def test_a_link_that_the_caller_refuses_is_none_and_is_told_once(
+    pair: Pair, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The emptied node believes everybody: it was dialled, up and down without end."""
+    caplog.set_level("INFO", "horae.raft")
+    monkeypatch.setattr(transport, "REDIAL_MAX_S", 0.01)
+    two = await pair.start("n2", incarnation="c")
+    refusals = asyncio.Semaphore(0)
+    pair.ends["n2"].refused_by = lambda node_id: refusals.release()  # type: ignore[method-assign]
+    one = await pair.start("n1", incarnation="a", knows="b")
+    async with asyncio.timeout(10):
+        for _ in range(4):
+            await refusals.acquire()
+    assert one.links == two.links == []
+    assert refusals_of(caplog) == [
+        ("WARNING", "n2", "n2 forgot"),
+        ("WARNING", "n1", "refused by the peer: n2 forgot"),
+    ]
+    assert [record.msg for record in caplog.records if record.msg == "link_dropped"] == []
+
+
+@pytest.mark.parametrize("first", [PING, frame({"type": "x"}), frame({"type": "x", "data": bytes(HELLO_BYTES_MAX)})])
+async def test_a_link_is_one_when_anything_follows_the_hello(pair: Pair, first: bytes) -> None:
+    """A message of a caller that sends no ping at once is as good."""
+    two = await pair.start("n2")
+    reader, writer = await pair.dial()
+    writer.write(frame(HELLO))
+    assert msgpack.unpackb((await asyncio.wait_for(reader.read(1000), 5))[4:])["node"] == "n2"
+    assert two.links == []
+    writer.write(first + frame({"type": "y"}))
+    messages = await two.wait_messages(1 if first == PING else 2)
+    assert two.links == [("n1", True)]
+    assert messages[-1] == {"type": "y"}
+    writer.close()
+
+
+async def test_a_caller_that_parted_before_its_link_is_one_gets_none(pair: Pair) -> None:
+    two = await pair.start("n2")
+    reader, writer = await pair.dial()
+    writer.write(frame(HELLO))
+    await asyncio.wait_for(reader.read(1000), 5)
+    pair.ends["n2"].set_peers({}, frozenset(), BOOK)
+    writer.write(PING + frame({"type": "x"}))
+    await end_of(reader)
+    assert (two.links, two.messages) == ([], [])
+    writer.close()
+
+
+@pytest.mark.parametrize("wary", ["n1", "n2"])
+async def test_who_calls_and_is_refused_or_refuses_is_not_out_of_reach(pair: Pair, wary: str) -> None:
+    """n2 waits for the calls of n1, and they come: that one of them refuses the other has a line of its own."""
+    await pair.start("n2", knows="right" if wary == "n2" else None)
+    clock = ManualClock()
+    known = pair.ends["n2"]._reach = reach.Reach(clock)
+    known.expect("n1")
+    clock.advance(4000)
+    reader, writer = await pair.dial()
+    writer.write(frame(HELLO) + (frame({"refused": "a test"}) if wary == "n1" else b""))
+    await end_of(reader)
+    writer.close()
+    clock.advance(4000)
+    assert known.missed("n1") is None
+    clock.advance(2000)
+    assert known.missed("n1") is not None
+
+
+async def test_a_caller_that_refuses_a_second_call_keeps_nobody_from_a_sound_link(pair: Pair) -> None:
+    two = await pair.start("n2")
+    _, sound = await pair.dial()
+    sound.write(frame(HELLO) + PING)
+    await two.wait_links(1)
+    reader, other = await pair.dial()
+    other.write(frame(HELLO) + frame({"refused": "a test"}))
+    await end_of(reader)
+    sound.write(frame({"type": "x"}))
+    assert await two.wait_messages(1) == [{"type": "x"}]
+    assert two.links == [("n1", True)]
+    for writer in (sound, other):
+        writer.close()
+
+
 # ---------------------------------------------------------------- members that change
 
 
@@ -310,7 +393,7 @@ BOOK = Roster(9, (Member("n1", "h:1", "http://h"),), (Member("n7", "h:7", "http:
 async def test_what_is_no_roster_is_not_told(pair: Pair, book: object) -> None:
     two = await pair.start("n2")
     _, writer = await pair.dial()
-    writer.write(frame(HELLO | {"book": book}))
+    writer.write(frame(HELLO | {"book": book}) + PING)
     await two.wait_links(1)
     assert two.books == []
     writer.close()
@@ -397,7 +480,7 @@ async def test_a_refusal_is_told_again_after_the_node_was_let_in(pair: Pair, cap
     two = await pair.start("n2", knows="right")
     await call_up(pair, HELLO)
     _, writer = await pair.dial()
-    writer.write(frame(HELLO | {"incarnation": "right"}))
+    writer.write(frame(HELLO | {"incarnation": "right"}) + PING)
     await two.wait_links(1)
     await call_up(pair, HELLO)
     writer.close()
@@ -539,7 +622,7 @@ async def test_one_backup_for_all_or_none_is_no_misfit(
 async def test_what_is_no_origin_is_no_misfit(pair: Pair, told: dict[str, object]) -> None:
     two = await pair.start("n2", origin=("newer", 50))
     _, writer = await pair.dial()
-    writer.write(frame(HELLO | told))
+    writer.write(frame(HELLO | told) + PING)
     await two.wait_links(1)
     assert two.misfits == []
     writer.close()
@@ -570,7 +653,7 @@ async def test_configured_voters_are_told_until_members_change(pair: Pair) -> No
 async def test_what_are_no_voters_is_no_misfit(pair: Pair, told: object) -> None:
     two = await pair.start("n2", voters=THREE)
     _, writer = await pair.dial()
-    writer.write(frame(HELLO | {"voters": told}))
+    writer.write(frame(HELLO | {"voters": told}) + PING)
     await two.wait_links(1)
     assert two.misfits == []
     writer.close()
