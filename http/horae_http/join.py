@@ -86,7 +86,9 @@ def _write_down(config: NodeConfig, view: wire.ClusterView) -> None:
     """Who the others are and with which directories. The members last: with them this is done, and is not repeated."""
     others = [it for it in view.members if it.node != config.node_id]
     voters, learners = _members(others, "voter"), _members(others, "learner")
-    with contextlib.closing(open_directory(config.data_dir, config.cluster, config.node_id)):
+    with contextlib.closing(open_directory(config.data_dir, config.cluster, config.node_id)) as directory:
+        if view.origin is not None:
+            directory.adopt_origin(view.origin)
         PeerBook(config.data_dir).learn({it.node: it.incarnation for it in others if it.incarnation is not None})
         write_members(config.data_dir, Roster(0, voters, (*learners, config.own)))
     log.event("members_learnt", members=",".join(member.node_id for member in (*voters, *learners)))

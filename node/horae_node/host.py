@@ -73,6 +73,11 @@ class Host(Protocol):
         """
         ...
 
+    @property
+    def origin(self) -> str | None:
+        """Where this life of the cluster began, if in a backup or a survivor (`horae_storage.directory.Origin`)."""
+        ...
+
     def incarnation_of(self, node_id: str) -> str | None:
         """Which data directory that member is believed with here, or is our own; None when it was never met."""
         ...
@@ -139,6 +144,11 @@ class SystemHost:
 
     def forget_members(self) -> None:
         forget_voters(self._config.data_dir)
+
+    @property
+    def origin(self) -> str | None:
+        origin = self._directory.origin
+        return None if origin is None else origin.sha256
 
     def incarnation_of(self, node_id: str) -> str | None:
         own = node_id == self._config.node_id

@@ -132,7 +132,7 @@ def recover(config: NodeConfig, clock: Clock) -> Survivor:
         survivor = _survey(config, directory, clock)
         _apply_tail(directory, clock)  # a change of members in it would come after they were forgotten
         _forget_members(directory)
-        directory.renew_incarnation()
+        directory.begin_anew()
         (config.data_dir / peer_book.FILE_NAME).unlink(missing_ok=True)
         write_voters(config.data_dir, [config.node_id])
     except OSError as error:

@@ -86,24 +86,8 @@ class Node:
         asyncio.get_running_loop().set_exception_handler(self._on_loop_error)
         self._host.open()
         self._opened = True
-        known = self._host.known_members()
-        self._book = known or Roster(0, config.members)
-        """The newest members known: where everybody is reached."""
         own = codec.OwnEntries()
-        self._applier = Applier(
-            self._host.store(),
-            cluster=config.cluster,
-            clock=clock,
-            commit_interval_ms=config.state_commit_interval_ms,
-            commit_commands=config.state_commit_commands,
-            known=self._known,
-            own=own,
-        )
-        if config.join and known is None and self._applier.roster is None:
-            raise ConfigError(
-                f"{config.data_dir} says nowhere who the members are: move it aside, and let this node join under "
-                "a new id"
-            )
+        self._open_state(own)
         self._metrics = Metrics(self._metric_families)
         self._raft = self._build_raft()
         self._proposer = Proposer(self._raft, clock, self._metrics.observe_commit_ms, own)
@@ -154,6 +138,25 @@ class Node:
         self._spawn(self._keep_house())
         self._on_role()
         log.event("node_started", applied_index=self._applier.applied_index, term=self._raft.term)
+
+    def _open_state(self, own: codec.OwnEntries) -> None:
+        config, known = self._config, self._host.known_members()
+        self._book = known or Roster(0, config.members)
+        """The newest members known: where everybody is reached."""
+        self._applier = Applier(
+            self._host.store(),
+            cluster=config.cluster,
+            clock=self._clock,
+            commit_interval_ms=config.state_commit_interval_ms,
+            commit_commands=config.state_commit_commands,
+            known=self._known,
+            own=own,
+        )
+        if config.join and known is None and self._applier.roster is None:
+            raise ConfigError(
+                f"{config.data_dir} says nowhere who the members are: move it aside, and let this node join under "
+                "a new id"
+            )
 
     def _listen(self) -> None:
         self._applier.on_entry(self._on_entry)
@@ -408,6 +411,7 @@ class Node:
             cluster_time=reads.moment_text(self._session.now_ms() if self._session.open else meta.now_ms),
             disk=self._disk(),
             members_index=self._raft.roster.at_index,
+            origin=self._host.origin,
             members=[self._member_view(member) for member in self._raft.roster.members],
         )
 

@@ -48,12 +48,13 @@ _IN_THE_WAY = frozenset({errno.ENOTDIR, errno.EEXIST})
 
 
 class Origin(NamedTuple):
-    """The backup that a directory was restored from: members with different ones would be of different histories."""
+    """Where this life of the cluster began, if not with an empty log: in a backup that was restored, or in a survivor
+    that was recovered. Nodes with different ones, or one without, are of different histories."""
 
     sha256: str
-    """Of the backup's content, in hex."""
+    """Of the backup's content, in hex; of a recovery as many random digits."""
     last_index: int
-    """Log index of the last entry in it."""
+    """Log index of the last entry in the backup; 0 where this node did not begin with it."""
 
 
 class Directory:
@@ -116,9 +117,17 @@ class Directory:
         """State and log were closed in order."""
         (self.path / RUNNING_NAME).unlink(missing_ok=True)
 
-    def renew_incarnation(self) -> None:
-        """Be another directory to every peer that has met this one. Raises: `DirectoryUnusable`."""
+    def begin_anew(self) -> None:
+        """Be another directory to every peer that has met this one, and of another life of the cluster to all others.
+
+        Raises: `DirectoryUnusable`.
+        """
         self._identity["incarnation"] = os.urandom(16).hex()
+        self.adopt_origin(os.urandom(32).hex())
+
+    def adopt_origin(self, sha256: str) -> None:
+        """Be of the life of the cluster that began there. Raises: `DirectoryUnusable`."""
+        self.note_origin(Origin(sha256, 0))
         _write_identity(self.path, self._identity)
 
     def close(self) -> None:

@@ -310,8 +310,19 @@ async def test_a_survivor_and_a_backup_begin_anew_whoever_the_members_were(clust
     assert [(it["node"], it["standing"]) for it in view["members"]] == [("n4", "voter")]
     async with AsyncClient([four.url]) as client:
         assert (await client.job("kept")).id == "kept"
+    old = cluster.nodes[0]
+    cluster.start(old)  # by mistake: it still counts four, and knows where they are
+
+    async def refused() -> bool:
+        return "different lives" in old.log_text() and "different lives" in four.log_text()
+
+    await poll("the old member and the survivor refuse each other", refused)
+    cluster.kill(old)
+    await cluster.stop(four)
+    cluster.start(four)
+    await cluster.wait_ready([four])
     cluster.nodes[:] = [four]
-    shutil.rmtree(cluster.nodes[0].home.parent / "n2")
+    shutil.rmtree(four.home.parent / "n2")
     again, second = await join(cluster, "n1-again"), await join(cluster, "n2")
     cluster.kill(four)  # who joined must count as it did, and not by what the log says of members before
     async with AsyncClient([again.url, second.url]) as client:

@@ -190,7 +190,10 @@ async def test_a_member_restored_from_another_backup_ends_and_harms_nobody(tmp_p
 
 
 def of_another_backup(peer: NodeProcess) -> str:
-    return f"restored from another backup than {peer.name}: restore every member from the same file"
+    return (
+        f"{peer.name} and this node are of different lives of the cluster, by a restore or a recovery: restore every "
+        "member from the same file, or let it join with an empty directory"
+    )
 
 
 async def take_backups(home: Path) -> tuple[Path, Path]:

@@ -70,6 +70,11 @@ class SimHost:
     def forget_members(self) -> None:
         self._machine.book = None
 
+    @property
+    def origin(self) -> str | None:
+        """Nothing is restored or recovered here."""
+        return None
+
     def incarnation_of(self, node_id: str) -> str | None:
         """No disk is ever lost here: there is nothing to tell apart."""
         return None

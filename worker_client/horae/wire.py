@@ -550,3 +550,5 @@ class ClusterView(Struct):
     members: list[MemberView]
     members_index: int = 0
     """Log index of the last change of members; 0: they are as configured."""
+    origin: str | None = None
+    """Which backup or survivor this cluster began with; None: with an empty log."""

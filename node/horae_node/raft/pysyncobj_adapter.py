@@ -140,14 +140,17 @@ class PySyncObjRaft:
         self._tasks: set[asyncio.Task[None]] = set()
         self._commit_sent = 0
         self._told: tuple[int, int, str | None] | None = None
+        self._handover: Handover | None = None
+        self._handed_over: asyncio.Future[bool] | None = None
+        self._know_nothing()
+        self._tell_nobody()
+
+    def _know_nothing(self) -> None:
         self._knew_leader = False
         self._leaderless_since: float | None = None
         """None while a leader is known, or its lack was told."""
         self._retired = False
-        self._handover: Handover | None = None
-        self._handed_over: asyncio.Future[bool] | None = None
         self._removed = False
-        self._tell_nobody()
 
     def _make_room_for_snapshots(self, directory: Path) -> None:
         self._directory = directory

@@ -333,16 +333,20 @@ class TcpTransport:
         return self._unlike(told) or self._of_another_backup(told)
 
     def _of_another_backup(self, told: Message) -> str | None:
-        """Both were restored, and not from the same file: the entries after the older one's end would be others.
+        """They are not of one beginning: the entries after it would be others.
 
         None unless that node is a member: what else is refused needs no better reason.
         """
-        ours, theirs, node_id = self.hello.get("origin"), told.get("origin"), told.get("node")
-        if ours is None or not isinstance(theirs, str) or theirs == ours:
+        node_id = told.get("node")
+        if self._is_of_our_life(told) or not isinstance(node_id, str) or node_id not in self._addresses:
             return None
-        if not isinstance(node_id, str) or node_id not in self._addresses:
-            return None
-        return f"restored from another backup than {node_id}: restore every member from the same file"
+        return (
+            f"{node_id} and this node are of different lives of the cluster, by a restore or a recovery: restore every "
+            "member from the same file, or let it join with an empty directory"
+        )
+
+    def _is_of_our_life(self, told: Message) -> bool:
+        return bool(told.get("origin") == self.hello.get("origin"))
 
     def _unlike(self, told: Message) -> str | None:
         """Why that node and this one are voters of different clusters; None unless both are, as they were configured.
@@ -357,7 +361,7 @@ class TcpTransport:
     def _hear_of(self, stranger: str, hello: Message) -> None:
         """Its roster may be the only one that reaches us: all whom we knew may have left while we were away."""
         book, own_index = book_of(hello.get("book")), self.hello.get("book", [0])[0]
-        if book is not None and book.introduces(stranger, self.own_id, own_index):
+        if book is not None and self._is_of_our_life(hello) and book.introduces(stranger, self.own_id, own_index):
             self._receiver.on_book(book)
 
     def _unknown(self, node_id: object) -> str:

@@ -587,29 +587,37 @@ async def test_members_that_are_alike_changed_or_not_told_are_no_misfit(
 
 
 @pytest.mark.parametrize("at_index", [0, 7])
-async def test_nodes_restored_from_different_backups_refuse_each_other(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, at_index: int
+@pytest.mark.parametrize("newer", [("newer", 50), ("recovered", 0), None], ids=["newer", "recovered", "of before"])
+async def test_nodes_of_different_lives_of_the_cluster_refuse_each_other(
+    pair: Pair,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    at_index: int,
+    newer: tuple[str, int] | None,
 ) -> None:
     """Whether their members are as configured or were changed since; each says so once."""
     monkeypatch.setattr(transport, "ASK_S", 0.01)
     monkeypatch.setattr(transport, "REDIAL_MAX_S", 0.01)
     one = await pair.start("n1", voters=THREE, at_index=at_index, origin=("older", 40))
-    two = await pair.start("n2", voters=THREE, at_index=at_index, origin=("newer", 50))
+    two = await pair.start("n2", voters=THREE, at_index=at_index, origin=newer)
     await one.wait_told(one.misfits, 5)
     await two.wait_told(two.misfits, 5)
-    words = "restored from another backup than {}: restore every member from the same file"
+    words = (
+        "{} and this node are of different lives of the cluster, by a restore or a recovery: restore every member from "
+        "the same file, or let it join with an empty directory"
+    )
     assert (set(one.misfits), one.origin_indexes) == ({words.format("n2")}, {40})
-    assert (set(two.misfits), two.origin_indexes) == ({words.format("n1")}, {50})
+    assert (set(two.misfits), two.origin_indexes) == ({words.format("n1")}, {None if newer is None else newer[1]})
     assert one.links == two.links == []
     assert sorted(refusals_of(caplog)) == [("WARNING", "n1", words.format("n1")), ("WARNING", "n2", words.format("n2"))]
 
 
 @pytest.mark.parametrize(
     ("one", "two"),
-    [(("same", 40), ("same", 40)), (("older", 40), None), (None, ("newer", 50))],
-    ids=["alike", "n2 joined", "n1 joined"],
+    [(("same", 40), ("same", 40)), (("same", 40), ("same", 0)), (None, None)],
+    ids=["both", "joined", "none"],
 )
-async def test_one_backup_for_all_or_none_is_no_misfit(
+async def test_one_beginning_for_all_is_no_misfit(
     pair: Pair, one: tuple[str, int] | None, two: tuple[str, int] | None
 ) -> None:
     first, second = await pair.start("n1", origin=one), await pair.start("n2", origin=two)
@@ -618,13 +626,14 @@ async def test_one_backup_for_all_or_none_is_no_misfit(
     assert first.misfits == second.misfits == []
 
 
-@pytest.mark.parametrize("told", [{"origin": 7}, {"origin": ["x"]}, {"origin": None}])
-async def test_what_is_no_origin_is_no_misfit(pair: Pair, told: dict[str, object]) -> None:
-    two = await pair.start("n2", origin=("newer", 50))
-    _, writer = await pair.dial()
-    writer.write(frame(HELLO | told) + PING)
-    await two.wait_links(1)
-    assert two.misfits == []
+@pytest.mark.parametrize("told", [7, ["x"], {"x": 1}, None, "other"])
+async def test_a_stranger_of_another_life_introduces_nobody(pair: Pair, told: object) -> None:
+    two = await pair.start("n2", voters="n1 n2", at_index=7, origin=("newer", 50))
+    reader, writer = await pair.dial()
+    book = book_as_told(roster_of("n2 n4", 8))
+    writer.write(frame(HELLO | {"node": "n4", "book": book, "origin": told}))
+    await asyncio.wait_for(reader.read(), 5)
+    assert two.books == []
     writer.close()
 
 

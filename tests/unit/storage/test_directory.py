@@ -328,11 +328,16 @@ def test_what_was_restored_is_remembered_and_copied_to_no_other(path: Path) -> N
     with restoring(path, "c", "a") as directory:
         fill(directory)
         directory.note_origin(Origin("ab" * 32, 40))
-    for _ in range(2):
-        opened = open_directory(path, "c", "a")
-        assert opened.origin == Origin("ab" * 32, 40)
-        opened.renew_incarnation()
-        opened.close()
+    opened = open_directory(path, "c", "a")
+    assert opened.origin == Origin("ab" * 32, 40)
+    opened.begin_anew()
+    anew = opened.origin
+    opened.close()
+    assert anew is not None
+    assert (anew.sha256 != "ab" * 32, anew.last_index) == (True, 0)
+    opened = open_directory(path, "c", "a")
+    assert opened.origin == anew
+    opened.close()
     made = open_directory(path.parent / "made", "c", "a")
     assert made.origin is None
     made.close()
