@@ -314,9 +314,9 @@ async def test_a_survivor_and_a_backup_begin_anew_whoever_the_members_were(clust
     cluster.start(old)  # by mistake: it still counts four, and knows where they are
 
     async def refused() -> bool:
-        return "different lives" in old.log_text() and "different lives" in four.log_text()
+        return "peer_refused" in four.log_text() and "refused by the peer" in old.log_text()
 
-    await poll("the old member and the survivor refuse each other", refused)
+    await poll("the survivor refuses the old member", refused)
     cluster.kill(old)
     await cluster.stop(four)
     cluster.start(four)
