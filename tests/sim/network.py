@@ -394,7 +394,9 @@ class SimTransport:
             self._receiver.on_book(there.book)
 
     def hear_of(self, stranger: str, book: Roster) -> None:
-        if self.network.ends.get(self.own_id) is self and book.introduces(stranger, self.own_id, self.book.at_index):
+        if self.network.ends.get(self.own_id) is not self or not self._receiver.lacks_leader():
+            return
+        if book.introduces(stranger, self.own_id, self.book.at_index):
             self._receiver.on_book(book)
 
     def went_down(self, connection: Connection) -> None:

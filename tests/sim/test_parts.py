@@ -42,6 +42,9 @@ class Told:
     def on_book(self, book: Roster) -> None:
         raise AssertionError("nobody changes members here")
 
+    def lacks_leader(self) -> bool:
+        raise AssertionError("no stranger calls here")
+
     def on_sent_away(self) -> None:
         raise AssertionError("nobody changes members here")
 

@@ -382,6 +382,9 @@ class PySyncObjRaft:
             self._guarded(self._take_seats)
             self._on_roster(self._book)
 
+    def lacks_leader(self) -> bool:
+        return self._core.leader_id is None
+
     def on_sent_away(self) -> None:
         """A peer's word, or our own state's: we are no member any more."""
         if self._running and not self._removed:

@@ -46,7 +46,7 @@ REDIAL_MAX_S: Final = 1.0
 ASK_S: Final = 3.0
 """How long a node that waits to be dialled waits before it asks whether it is a member still: some redials long."""
 STRANGERS_MAX: Final = 64
-"""Connections that have not said hello yet."""
+"""Calls that have not said hello yet."""
 REASON_CHARS_MAX: Final = 800
 """Of a peer's words: nine members of the longest names."""
 REFUSALS_MAX: Final = 1000
@@ -70,6 +70,10 @@ class Receiver(Protocol):
 
     def on_book(self, book: Roster) -> None:
         """A peer told of this roster, whatever its age."""
+        ...
+
+    def lacks_leader(self) -> bool:
+        """Nobody leads this node: a stranger who knows better is welcome. While somebody does, nobody needs one."""
         ...
 
     def on_sent_away(self) -> None:
@@ -158,7 +162,8 @@ class TcpTransport:
         self._client_ssl = client_ssl
         self._rng = rng or random.Random()
         self._links: dict[str, _Link] = {}
-        self._strangers: set[_Link] = set()
+        self._strangers: dict[_Link, None] = {}
+        """The oldest first."""
         self._unsent: dict[_Link, None] = {}
         self._refusals: dict[tuple[str, str], None] = {}
         """Whom and why, as logged; the oldest first."""
@@ -280,9 +285,12 @@ class TcpTransport:
         return self._clock.monotonic()
 
     def took_stranger(self, link: _Link) -> None:
-        if not self._running or len(self._strangers) >= STRANGERS_MAX:
-            link.drop("too many strangers")
-        self._strangers.add(link)
+        if not self._running:
+            link.drop("this node ends")
+        self._strangers[link] = None
+        called = [stranger for stranger in self._strangers if stranger.dialled_id is None]
+        if len(called) > STRANGERS_MAX:  # a member says hello at once: who has been silent for longest goes
+            called[0].drop("too many strangers")
 
     def check_hello(self, link: _Link, hello: object) -> str | None:
         """Why this hello is refused, None when it is right. The link gets its peer's id."""
@@ -361,7 +369,9 @@ class TcpTransport:
     def _hear_of(self, stranger: str, hello: Message) -> None:
         """Its roster may be the only one that reaches us: all whom we knew may have left while we were away."""
         book, own_index = book_of(hello.get("book")), self.hello.get("book", [0])[0]
-        if book is not None and self._is_of_our_life(hello) and book.introduces(stranger, self.own_id, own_index):
+        if book is None or not self._receiver.lacks_leader() or not self._is_of_our_life(hello):
+            return
+        if book.introduces(stranger, self.own_id, own_index):
             self._receiver.on_book(book)
 
     def _unknown(self, node_id: object) -> str:
@@ -405,7 +415,7 @@ class TcpTransport:
             link.drop("no member")
             return
         link.was_up = True
-        self._strangers.discard(link)
+        self._strangers.pop(link, None)
         older = self._links.get(link.peer_id)
         if older is not None:
             older.drop("replaced by a newer connection")
@@ -418,7 +428,7 @@ class TcpTransport:
             self._receiver.on_book(link.book)
 
     def went_down(self, link: _Link) -> None:
-        self._strangers.discard(link)
+        self._strangers.pop(link, None)
         self._unsent.pop(link, None)
         if link.peer_id is not None and self._links.get(link.peer_id) is link:
             del self._links[link.peer_id]
@@ -443,7 +453,7 @@ class TcpTransport:
             try:
                 async with asyncio.timeout(DIAL_TIMEOUT_S):
                     await loop.create_connection(lambda link=link: link, host, port, ssl=self._client_ssl)
-            except OSError as error:
+            except (OSError, UnicodeError) as error:  # no host may be called so, and the state has it
                 self._tell_unreachable(node_id, _why(error), self._reach.missed(node_id))
             else:
                 await link.closed.wait()
@@ -474,7 +484,7 @@ class TcpTransport:
             async with asyncio.timeout(DIAL_TIMEOUT_S):
                 await loop.create_connection(lambda: link, host, port, ssl=self._client_ssl)
                 await link.closed.wait()
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             link.drop(_why(error))
             self._tell_unreachable(node_id, _why(error), self._reach.missed(node_id))
             return
@@ -715,6 +725,8 @@ def _joined(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _why(error: OSError) -> str:
+def _why(error: OSError | UnicodeError) -> str:
     """Why nobody was reached; a time-out is our own."""
+    if isinstance(error, UnicodeError):
+        return f"no host is called so ({error})"
     return f"no answer within {DIAL_TIMEOUT_S:g} s" if type(error) is TimeoutError else reason_of(error)

@@ -161,7 +161,8 @@ class MemoryNetwork:
             known_index = 0 if mine.book is None else mine.book.at_index
             if yours.book is not None and yours.book.introduces(yours.node_id, mine.node_id, known_index):
                 assert mine.receiver is not None
-                mine.receiver.on_book(yours.book)
+                if mine.receiver.lacks_leader():
+                    mine.receiver.on_book(yours.book)
             if mine.node_id in yours.removed:
                 assert mine.receiver is not None
                 mine.receiver.on_sent_away()

@@ -16,7 +16,7 @@ from horae_node.errors import ConfigError
 from horae_node.raft import reach, transport
 from horae_node.raft.members import book_as_told
 from horae_node.raft.port import Member, Roster
-from horae_node.raft.transport import FRAME_BYTES_MAX, HELLO_BYTES_MAX, Message, TcpTransport
+from horae_node.raft.transport import FRAME_BYTES_MAX, HELLO_BYTES_MAX, STRANGERS_MAX, Message, TcpTransport
 
 
 class Told:
@@ -26,6 +26,7 @@ class Told:
         self.messages: list[tuple[str, Message]] = []
         self.links: list[tuple[str, bool]] = []
         self.books: list[Roster] = []
+        self.is_led = False
         self.sent_away = asyncio.Event()
         self.misfits: list[str] = []
         self.origin_indexes: set[int | None] = set()
@@ -39,6 +40,9 @@ class Told:
 
     def on_book(self, book: Roster) -> None:
         self.books.append(book)
+
+    def lacks_leader(self) -> bool:
+        return not self.is_led
 
     def on_sent_away(self) -> None:
         self.sent_away.set()
@@ -624,6 +628,37 @@ async def test_one_beginning_for_all_is_no_misfit(
     await first.wait_links(1)
     await second.wait_links(1)
     assert first.misfits == second.misfits == []
+
+
+async def test_who_is_led_needs_no_stranger(pair: Pair) -> None:
+    two = await pair.start("n2", voters="n1 n2", at_index=7)
+    two.is_led = True
+    reader, writer = await pair.dial()
+    writer.write(frame(HELLO | {"node": "n4", "book": book_as_told(roster_of("n2 n4", 8))}))
+    await asyncio.wait_for(reader.read(), 5)
+    assert two.books == []
+    writer.close()
+
+
+async def test_many_silent_callers_keep_no_member_out(pair: Pair) -> None:
+    two = await pair.start("n2")
+    silent = [await pair.dial() for _ in range(STRANGERS_MAX + 5)]
+    one = await pair.start("n1")
+    await one.wait_links(1)
+    await two.wait_links(1)
+    gone = [reader.at_eof() for reader, _ in silent]
+    assert gone[:5] == [True] * 5, "who was silent for longest"
+    for _, writer in silent:
+        writer.close()
+
+
+async def test_an_address_that_no_host_can_have_ends_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "UNREACHABLE_S", 0.01)
+    one = await pair.start(
+        "n1", members=[pair.members[0], Member("n2", "a..b:7000", ""), Member("n3", "127.0.0.1:1", "")]
+    )
+    await one.wait_told(one.unreachable, 2)
+    assert {peer for peer, _, _ in one.unreachable} == {"n2", "n3"}
 
 
 @pytest.mark.parametrize("told", [7, ["x"], {"x": 1}, None, "other"])
