@@ -76,6 +76,15 @@ async def add(cluster: Cluster, voters: str, new: str) -> None:
     await cluster.change(f"{voters} {new}")
 
 
+async def two_join_and_lead(cluster: Cluster, leader: str, away: str) -> None:
+    """While one of the three is away; the second of the new ones leads in the end."""
+    await cluster.stop(away)
+    await add(cluster, "n1 n2 n3", "n4")
+    await add(cluster, "n1 n2 n3 n4", "n5")
+    assert await cluster.nodes[leader].hand_over("n5")
+    assert await cluster.leader() == "n5"
+
+
 async def test_a_learner_gets_everything_and_counts_for_nothing(make: MakeCluster) -> None:
     cluster = make(4, 1)
     await cluster.start()
@@ -206,11 +215,7 @@ async def test_a_node_that_was_away_is_led_by_one_that_it_never_met(make: MakeCl
     await cluster.start()
     leader = await cluster.leader()
     away, other = [node_id for node_id in ("n1", "n2", "n3") if node_id != leader]
-    await cluster.stop(away)
-    await add(cluster, "n1 n2 n3", "n4")
-    await add(cluster, "n1 n2 n3 n4", "n5")
-    assert await cluster.nodes[leader].hand_over("n5")
-    assert await cluster.leader() == "n5"
+    await two_join_and_lead(cluster, leader, away)
     await cluster.change(f"{away} {other} n4 n5", removed=leader)
     await cluster.nodes.pop(leader).stop()
     await cluster.propose(b"one")
@@ -225,11 +230,7 @@ async def test_a_node_all_of_whose_peers_left_while_it_was_away_is_found_by_the_
     await cluster.start()
     leader = await cluster.leader()
     away, other = [node_id for node_id in ("n1", "n2", "n3") if node_id != leader]
-    await cluster.stop(away)
-    await add(cluster, "n1 n2 n3", "n4")
-    await add(cluster, "n1 n2 n3 n4", "n5")
-    await cluster.nodes[leader].hand_over("n5")
-    assert await cluster.leader() == "n5"
+    await two_join_and_lead(cluster, leader, away)
     for gone, left in ((leader, f"{away} {other} n4 n5"), (other, f"{away} n4 n5")):
         removed = leader if gone == leader else f"{leader} {other}"
         await cluster.change(left, removed=removed)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.helpers.api import LOST_ANSWER
 from tests.helpers.cluster import Cluster, NodeProcess, make_nodes, poll, running_cluster
+from tests.helpers.mounts import tmpfs
 from tests.helpers.refusal import require_refusal, run_node
 
 pytestmark = pytest.mark.cluster
@@ -29,19 +30,8 @@ LARGE = "x" * 250_000
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, of 256 MiB."""
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("SKIPPED FOR WANT OF RIGHTS: a full disk needs root and mount")
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "tmpfs", str(place)], check=False, capture_output=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"SKIPPED FOR WANT OF RIGHTS: mount says {mounted.stderr!r}")
-    try:
+    with tmpfs(tmp_path / "disk", DISK_MIB) as place:
         yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def fill(place: Path) -> Path:

@@ -8,13 +8,13 @@ import os
 import shutil
 import signal
 import stat
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.helpers.cluster import Cluster, make_nodes
 from tests.helpers.made_state import Made, find, make_snapshot
+from tests.helpers.mounts import tmpfs
 from tests.helpers.refusal import require_refusal, run_command, run_node
 from tests.integration import restore_child
 
@@ -45,18 +45,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.fixture
 def mount_point(tmp_path: Path) -> Iterator[Path]:
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("SKIPPED FOR WANT OF RIGHTS: a mount point needs root and mount")
-    place = tmp_path / "mounted"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256m,mode=0750", "tmpfs", str(place)]
-    mounted = subprocess.run(command, check=False, capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"SKIPPED FOR WANT OF RIGHTS: mount says {mounted.stderr!r}")
-    try:
+    with tmpfs(tmp_path / "mounted", 256, mode=0o750) as place:
         yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def restore_here(made: Made, directory: Path) -> None:

@@ -56,6 +56,12 @@ class Disk:
     def called(self) -> list[str]:
         return [name for name, _ in self.attempts]
 
+    def require_refusal(self, words: str) -> None:
+        """New work is turned away, and told why with these at the beginning or the end."""
+        said = self.refusal
+        assert said is not None
+        assert said.startswith(words) or said.endswith(words), said
+
     @property
     def refusal(self) -> str | None:
         try:
@@ -114,9 +120,7 @@ async def test_a_hand_over_in_vain_is_tried_again_with_another_and_not_at_once()
     disk.fail()
     disk.look(HAND_ON_MS - 1)
     assert disk.called == ["n2"]
-    said = disk.refusal
-    assert said is not None
-    assert said.startswith("storage_full: too little room on the disk of n1, which leads")
+    disk.require_refusal("storage_full: too little room on the disk of n1, which leads")
     disk.look(1)
     assert disk.called == ["n2", "n3"]
     assert disk.refusal is None
@@ -139,9 +143,7 @@ async def test_nobody_is_handed_over_to_who_has_no_room_or_is_not_there_or_is_fa
     disk.free_bytes = LITTLE
     disk.look()
     assert disk.called == []
-    said = disk.refusal
-    assert said is not None
-    assert said.endswith("make room on n1")
+    disk.require_refusal("make room on n1")
 
 
 async def test_a_follower_some_entries_behind_has_caught_up() -> None:
@@ -158,9 +160,7 @@ async def test_where_a_majority_is_low_nobody_hands_over_and_the_refusal_says_wh
     disk.free_bytes = LITTLE
     disk.look()
     assert disk.called == []
-    said = disk.refusal
-    assert said is not None
-    assert said.endswith("of too many nodes: make room on n1, n2")
+    disk.require_refusal("of too many nodes: make room on n1, n2")
     disk.node.raft.peers["n3"] = peer(low=True)
     disk.look(HAND_ON_MS)
     assert disk.called == [], "all low: nobody could do better"
@@ -169,9 +169,7 @@ async def test_where_a_majority_is_low_nobody_hands_over_and_the_refusal_says_wh
 async def test_a_leader_with_room_refuses_as_well_where_a_majority_is_low() -> None:
     disk = Disk(n2=peer(low=True), n3=peer(low=True))
     disk.look()
-    said = disk.refusal
-    assert said is not None
-    assert said.endswith("make room on n2, n3")
+    disk.require_refusal("make room on n2, n3")
     disk.node.proposer.require_room(ending=True)
     disk.node.raft.peers["n3"] = peer()
     disk.look()
@@ -190,9 +188,7 @@ async def test_a_cluster_of_one_says_where_room_is_wanted() -> None:
     disk = Disk()
     disk.free_bytes = LITTLE
     disk.look()
-    said = disk.refusal
-    assert said is not None
-    assert said.endswith("make room on n1")
+    disk.require_refusal("make room on n1")
 
 
 async def test_who_does_not_command_refuses_nothing_and_hands_nothing_over() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from tests.helpers.mounts import mounted, tmpfs
 
 from horae_storage import file_sync
 from horae_storage.file_sync import Done, FileSync, KernelSync, ThreadSync, Watch, open_sync
@@ -77,40 +78,24 @@ async def test_one_that_was_waited_for_is_not_told_again(kind: str, file: int) -
 @pytest.mark.parametrize("kind", ["kernel", "thread"])
 async def test_a_failure_is_told(kind: str, tmp_path: Path) -> None:
     """A file on a loop device whose own file has no room: the kernel learns of it when it writes back."""
-    if os.geteuid() != 0 or shutil.which("mkfs.ext4") is None:
-        pytest.skip("SKIPPED FOR WANT OF RIGHTS: a failing disk needs root, mount and mkfs.ext4")
-    small, disk = tmp_path / "small", tmp_path / "disk"
-    small.mkdir()
-    disk.mkdir()
-    mounted: list[Path] = []
-    try:
-        if not mount("-t", "tmpfs", "-o", "size=12m", "tmpfs", str(small)):
-            pytest.skip("SKIPPED FOR WANT OF RIGHTS: no mount")
-        mounted.append(small)
+    if shutil.which("mkfs.ext4") is None:
+        pytest.skip("SKIPPED FOR WANT OF A COMMAND: mkfs.ext4")
+    with tmpfs(tmp_path / "small", 12) as small:
         image = small / "image"
         with image.open("wb") as made:
             made.truncate(64 << 20)
         subprocess.run(["mkfs.ext4", "-q", "-O", "^has_journal", str(image)], check=True, capture_output=True)  # noqa: ASYNC221
-        if not mount("-o", "loop", str(image), str(disk)):
-            pytest.skip("SKIPPED FOR WANT OF RIGHTS: no loop device")
-        mounted.append(disk)
-        fd = os.open(disk / "file", os.O_RDWR | os.O_CREAT)
-        os.posix_fallocate(fd, 0, 32 << 20)  # promised by the file system, not by what is below it
-        sync = open_kind(kind, fd, lambda error: None)
-        os.pwrite(fd, os.urandom(24 << 20), 0)
-        sync.begin()
-        error = sync.finish()
-        sync.close()
-        os.close(fd)
-        assert error is not None
-        assert error.errno in (errno.EIO, errno.ENOSPC)
-    finally:
-        for place in reversed(mounted):
-            subprocess.run(["umount", "-l", str(place)], check=True)  # noqa: ASYNC221
-
-
-def mount(*arguments: str) -> bool:
-    return subprocess.run(["mount", *arguments], check=False, capture_output=True).returncode == 0
+        with mounted(str(image), tmp_path / "disk", "-o", "loop") as disk:
+            fd = os.open(disk / "file", os.O_RDWR | os.O_CREAT)
+            os.posix_fallocate(fd, 0, 32 << 20)  # promised by the file system, not by what is below it
+            sync = open_kind(kind, fd, lambda error: None)
+            os.pwrite(fd, os.urandom(24 << 20), 0)
+            sync.begin()
+            error = sync.finish()
+            sync.close()
+            os.close(fd)
+    assert error is not None
+    assert error.errno in (errno.EIO, errno.ENOSPC)
 
 
 async def test_a_machine_of_another_kind_takes_the_thread(file: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,37 @@
+"""File systems of their own, for tests that want a small or another one: mounted for a while, skipped without rights.
+
+Not here: what happens on them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@contextlib.contextmanager
+def mounted(what: str, place: Path, *options: str) -> Iterator[Path]:
+    """`what` at `place`, which is made. Skips the test where that cannot be."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("SKIPPED FOR WANT OF RIGHTS: a file system of its own needs root and mount")
+    place.mkdir(exist_ok=True)
+    done = subprocess.run(["mount", *options, what, str(place)], check=False, capture_output=True)
+    if done.returncode != 0:
+        pytest.skip(f"SKIPPED FOR WANT OF RIGHTS: mount says {done.stderr!r}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@contextlib.contextmanager
+def tmpfs(place: Path, size_mib: int, *, mode: int = 0o755) -> Iterator[Path]:
+    """In memory, and full after so much."""
+    with mounted("tmpfs", place, "-t", "tmpfs", "-o", f"size={size_mib}m,mode={mode:o}"):
+        yield place
