@@ -138,9 +138,10 @@ class App:
         except ConnectionError:
             raise
         except (Fatal, StorageFailed) as error:
-            log.error("request_fatal", exc=error, method=request.method)
-            if self._on_fatal is not None:
-                self._on_fatal(error)
+            if self._on_fatal is None:
+                log.error("request_fatal", exc=error, method=request.method)
+            else:
+                self._on_fatal(error)  # which says what it was
         except Exception as error:  # the root of the request's task
             log.error("request_failed", exc=error, method=request.method)
         return _problem_answer(errors.problem("internal", "the node failed at this request; its log says how"))

@@ -138,9 +138,11 @@ def _backup_file(file: Path) -> Path:
     """Where a backup's file will stand, links followed: a name is given to it, which would replace a link itself, or a
     device. What is there must be a regular file.
     """
+    if str(file) == "-":
+        fail(EXIT_REFUSED, "a backup goes into a file, which is checked and then named: - is none")
     try:
         real = Path(os.path.realpath(file))
-        if real.is_symlink() or (real.exists() and not real.is_file()):
+        if real.is_symlink() or (file.exists() and not file.is_file()):
             fail(EXIT_REFUSED, f"{file} is no regular file: name one, or one that is yet to be made")
     except OSError as error:
         fail(EXIT_REFUSED, f"{file} cannot be written: {error.strerror or error}")

@@ -19,6 +19,7 @@ from horae_http.paths import require_utf8
 from horae_node.errors import ConfigError
 from horae_storage.directory import is_new
 from horae_storage.files import temporary_of, write_atomically
+from horae_storage.vacancy import content_of
 
 LOOPBACK: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 7070
@@ -53,6 +54,7 @@ def own_data_dir(options: DevOptions) -> Iterator[None]:
     require_utf8(root)
     try:
         root.mkdir(parents=True, exist_ok=True)
+        _require_ours(root)
         lock = os.open(root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise ConfigError(f"{root} cannot be used: {error.strerror}; choose another with --data") from error
@@ -65,6 +67,14 @@ def own_data_dir(options: DevOptions) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+def _require_ours(root: Path) -> None:
+    """A directory of somebody else's is not moved in beside. Raises: `ConfigError`, OSError."""
+    ours = {LAYOUT_FILE, LOCK_FILE, temporary_of(Path(LAYOUT_FILE)).name, *(f"n{i + 1}" for i in range(max(SIZES)))}
+    strange = next((it.name for it in content_of(root) if it.name not in ours), None)
+    if strange is not None:
+        raise ConfigError(f"{root} holds {strange}, which is not of horae dev: choose another with --data")
 
 
 def made_nodes(options: DevOptions) -> list[str]:

@@ -164,7 +164,7 @@ async def _end_on_fatal(node: Node) -> None:
 
 def _end(error: BaseException) -> NoReturn:
     """End the process at once: nothing that the node holds can be trusted to answer well, nor to be cleaned up."""
-    if isinstance(error, (Outdated, ConfigError)):
+    if isinstance(error, REFUSALS):
         say_last(error)
         os._exit(EXIT_REFUSED)
     log.error("fatal", exc=error, reason=str(error))

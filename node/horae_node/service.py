@@ -18,7 +18,17 @@ from horae_node.applier import Applier
 from horae_node.backup import Backup, Backups
 from horae_node.config import parse_address, parse_name, parse_url
 from horae_node.core import views
-from horae_node.core.commands import CancelJob, Command, DeleteJob, RequeueJob, RunJobNow, SubmitBatch, SubmitJob
+from horae_node.core.commands import (
+    CancelJob,
+    CompleteJob,
+    DeleteJob,
+    FailJob,
+    ReleaseJob,
+    RequeueJob,
+    RunJobNow,
+    SubmitBatch,
+    SubmitJob,
+)
 from horae_node.core.decide.submit import EXPIRED_BEFORE
 from horae_node.core.model import FINISHED
 from horae_node.core.results import BatchSubmitted, Done, EntryOutcome, Heartbeat, Outcome, Rejected, Submitted
@@ -41,6 +51,7 @@ before, which may come to ten times that. What has no room is given straight bac
 
 
 Failure = Refused | NotApplied | OutcomeUnknown
+JobCommand = CancelJob | RequeueJob | RunJobNow | CompleteJob | FailJob | ReleaseJob
 OutcomeT = TypeVar("OutcomeT", Submitted, BatchSubmitted, Done)
 
 
@@ -323,14 +334,25 @@ class Service:
         return await self._change("run_now", RunJobNow(job_id))
 
     async def delete(self, job_id: str) -> None:
-        _accepted(await self._proposer.run_one(DeleteJob(job_id)), Done)
+        self._changed(await self._proposer.run_one(DeleteJob(job_id)), job_id)
         self._counter("delete").inc()
 
-    async def _change(self, kind: str, command: Command) -> wire.JobView:
+    async def _change(self, kind: str, command: JobCommand) -> wire.JobView:
         """One command about one job; the job as it is then."""
-        done = _accepted(await self._proposer.run_one(command), Done)
+        done = self._changed(await self._proposer.run_one(command), command.job_id)
         self._counter(kind).inc()
         return self._render(done.seq, self._clocks())
+
+    def _changed(self, outcome: Outcome, job_id: str) -> Done:
+        """What came of a command about this job. Raises: `Refused`, which names the job, and says how it stands."""
+        if isinstance(outcome, Rejected):
+            seq = views.job_seq(self._applier.view, job_id)
+            state = None if seq is None else reads.state_name(self._applier.view, seq)
+            if outcome.code == "not_found":
+                raise Refused(outcome.code, f"there is no job {job_id!r}")
+            if outcome.code == "conflict" and state is not None:
+                raise Refused(outcome.code, f"{outcome.detail}: {job_id!r} is {state}")
+        return _accepted(outcome, Done)
 
     # ------------------------------------------------------------------ workers
 
@@ -400,7 +422,7 @@ class Service:
         command = translate.release_command(job_id, request.lease_token, request.delay_seconds, request.progress)
         return await self._end("release", command)
 
-    async def _end(self, kind: str, command: Command) -> wire.JobView:
+    async def _end(self, kind: str, command: JobCommand) -> wire.JobView:
         self._proposer.require_room(ending=True)
         return await self._change(kind, command)
 

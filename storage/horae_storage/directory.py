@@ -403,4 +403,5 @@ def _unusable(path: Path, error: OSError) -> DirectoryUnusable:
     """No other directory is advised where this one may be a node's: on an empty one it would have forgotten."""
     in_the_way = error.errno in _IN_THE_WAY and is_new(path)
     fix = "choose another, or move away what stands in its place" if in_the_way else "mend its owner, mode or disk"
-    return DirectoryUnusable(f"data directory {path} cannot be used: {error.strerror}: {fix}")
+    what = "" if error.filename in (None, str(path)) else f" ({Path(os.fsdecode(error.filename)).name})"
+    return DirectoryUnusable(f"data directory {path} cannot be used{what}: {error.strerror}: {fix}")

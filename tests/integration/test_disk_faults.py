@@ -6,6 +6,7 @@ What needs root, mounts or strace is skipped without them, and says so.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import subprocess
@@ -231,6 +232,38 @@ async def run_and_kill(home: Path) -> NodeProcess:
         await cluster.digests()
         cluster.kill_all()
         return cluster.nodes[0]
+
+
+async def test_a_damaged_row_ends_the_node_that_reads_it_in_one_line(tmp_path: Path, killed: NodeProcess) -> None:
+    """A start follows the pages and looks at no row. Started again it would end again: that is for a person to mend."""
+    async with Cluster(tmp_path, 1) as cluster:
+        (node,) = cluster.nodes
+        await cluster.stop_all()
+        shutil.rmtree(node.data_dir)
+        shutil.copytree(killed.data_dir, node.data_dir)
+        state = node.data_dir / "state" / "00000001.mdb"
+        data = bytearray(state.read_bytes())
+        for at in range(data.index(b"x" * 50_000), len(data), 60_000):
+            if data[at : at + 1] == b"x":
+                data[at] ^= 1
+        state.write_bytes(data)
+        cluster.start(node)
+        await cluster.wait_ready()
+
+        async def ended() -> bool:
+            with contextlib.suppress(*LOST_ANSWER):
+                await cluster.api.send("GET", f"{node.url}/v1/jobs?limit=200", seconds=5)
+            return node.process is not None and node.process.poll() is not None
+
+        await poll("the node ends", ended)
+        assert node.process is not None
+        assert node.process.returncode == 2
+        text = node.log_text()
+        last = text.splitlines()[-1]
+        assert last.startswith(f"horae: {state}")
+        assert "damaged" in last
+        assert "Traceback" not in text
+        cluster.nodes.clear()
 
 
 @pytest.mark.parametrize("name", ["state/00000001.mdb", "log/log.mdb", "log/tail"], ids=["state", "log", "tail"])

@@ -202,7 +202,8 @@ async def test_what_the_state_does_not_allow(q: Queue) -> None:
     (await q.call("POST", path + "/run_now")).expect(409, "conflict")
     (await q.end("complete", claimed)).expect(200)
     for verb in ("cancel", "requeue", "run_now"):
-        (await q.call("POST", f"{path}/{verb}")).expect(409, "conflict")
+        told = (await q.call("POST", f"{path}/{verb}")).expect(409, "conflict")
+        assert "is succeeded" in told["detail"]
         (await q.call("POST", f"/v1/jobs/none/{verb}")).expect(404, "not_found")
 
 

@@ -9,6 +9,7 @@ these elsewhere. Next to read: `show.py`, `client.py`.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import importlib
 import json
 import os
@@ -293,6 +294,9 @@ def _in_flags(error: errors.RequestError) -> str:
     return "; ".join(fields) or str(error)
 
 
+_OUTPUT_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF)
+
+
 class _Commands(click.Group):
     """The whole command line: its streams are made fit at its start, and hold up nothing at its end."""
 
@@ -300,8 +304,19 @@ class _Commands(click.Group):
         streams.prepare()
         try:
             return super().main(*args, **kwargs)
+        except OSError as error:  # a help text that cannot be written: whatever else fails has its own words
+            if error.errno not in _OUTPUT_FAILURES:
+                raise
+            show.say(f"the output cannot be written: {(error.strerror or str(error)).lower()}")
+            sys.exit(EXIT_UNSHOWN)
         finally:
             streams.drop_unwritten()
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            fail(EXIT_INTERRUPTED, "interrupted")
 
 
 @click.group(name="horae", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -434,9 +449,12 @@ def job(target: Target, job_id: str) -> None:
 @_target_options
 def jobs(target: Target, queue: str | None, state: str | None, limit: int) -> None:
     """List jobs, newest first."""
+    most = min(limit, sys.maxsize - 1)
     with target.client() as client:
-        found = list(islice(client.jobs(queue=queue, state=state, page=min(limit, 1000)), min(limit, sys.maxsize)))
-    target.render(found, show.show_jobs)
+        found = list(islice(client.jobs(queue=queue, state=state, page=min(most + 1, 1000)), most + 1))
+    target.render(found[:most], show.show_jobs)
+    if len(found) > most:
+        show.say(f"the newest {most} are shown, there are more: --limit {10 * most}")
 
 
 @main_group.command()

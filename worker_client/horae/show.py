@@ -7,6 +7,7 @@ Not here: whom to ask, exit codes, refusals (`cli.py`).
 from __future__ import annotations
 
 import errno
+import io
 import json
 import re
 import sys
@@ -48,10 +49,9 @@ _BLANKS_AT_END = re.compile(r" +((?:\x1b\[[0-9;]*m)*)$", re.MULTILINE)
 
 
 def _print(what: RenderableType) -> None:
-    console = _console()
-    with console.capture() as captured:
-        console.print(what)
-    _write(_BLANKS_AT_END.sub(r"\1", captured.get()))
+    text = io.StringIO()
+    _console(text).print(what)
+    _write(_BLANKS_AT_END.sub(r"\1", text.getvalue()))
 
 
 def _write(text: str) -> None:
@@ -65,10 +65,13 @@ def _write(text: str) -> None:
         raise Unshown(error) from error
 
 
-def _console() -> Console:
-    """Colours and the terminal's width on a terminal only: piped output keeps whole lines."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, no_color=True, width=10_000)
+def _console(text: io.StringIO) -> Console:
+    """One that writes into `text`, never to the output, which may be full. Colours and the terminal's width on a
+    terminal only: piped output keeps whole lines."""
+    output = Console(highlight=False)
+    if not output.is_terminal:
+        return Console(file=text, highlight=False, no_color=True, width=10_000)
+    return Console(file=text, highlight=False, force_terminal=True, no_color=output.no_color, width=output.width)
 
 
 def say(line: str) -> None:

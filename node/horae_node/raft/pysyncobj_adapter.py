@@ -536,7 +536,8 @@ class PySyncObjRaft:
         if old == LEADER:
             wanted = self._handover is not None or self._guard.wants_no_lead
             tell = _events.event if wanted else _events.warning
-            tell("leadership_handed_on" if wanted else "leadership_lost", term=self._core.term)
+            if len(self.roster.voters) > 1:
+                tell("leadership_handed_on" if wanted else "leadership_lost", term=self._core.term)
             self._end_waiting()
         if new == CANDIDATE:
             _events.event("election_begun", term=self._core.term + 1)

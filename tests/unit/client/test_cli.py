@@ -155,6 +155,26 @@ def test_what_is_no_number_is_no_time(command: str) -> None:
     assert f"'{command.split()[2]}': takes seconds" in got.stderr
 
 
+async def test_that_there_are_more_jobs_is_told(server: FakeServer) -> None:
+    for name in "abc":
+        server.add("t", job_id=name)
+    got = await run(server, "jobs", "--limit", "2", "--json")
+    assert len(json.loads(got.stdout)) == 2
+    assert got.stderr == "horae: the newest 2 are shown, there are more: --limit 20\n"
+    assert (await run(server, "jobs", "--limit", "3")).stderr == ""
+
+
+async def test_an_interrupted_command_says_so_and_ends_as_shells_expect(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Client, "job", interrupt)
+    got = await run(server, "job", "x")
+    assert (got.exit_code, got.stdout, got.stderr) == (130, "", "horae: interrupted\n")
+
+
 async def test_a_limit_past_any_number_of_jobs_is_no_limit(server: FakeServer) -> None:
     server.add("t", job_id="x")
     got = await run(server, "jobs", "--limit", str(10**20))
@@ -206,14 +226,18 @@ NO_ROOM = "but its answer cannot be printed: no space left on device"
         pytest.param("job x --json >/dev/full", f"(job x, ready), {NO_ROOM}", marks=FULL_DEVICE),
         pytest.param("jobs >/dev/full", f"the call succeeded, {NO_ROOM}", marks=FULL_DEVICE),
         pytest.param("jobs --json >/dev/full", f"the call succeeded, {NO_ROOM}", marks=FULL_DEVICE),
+        pytest.param("--help >/dev/full", "the output cannot be written: no space left on device", marks=FULL_DEVICE),
         pytest.param("jobs >/dev/full 2>/dev/full", "", marks=FULL_DEVICE),
         ("submit t --id new >&-", "(job new, ready), but its answer cannot be printed: there is no standard output"),
         ("jobs >&- 2>&-", ""),
     ],
 )
-async def test_a_call_whose_answer_cannot_be_printed_has_succeeded(server: FakeServer, words: str, says: str) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+async def test_a_call_whose_answer_cannot_be_printed_has_succeeded(
+    server: FakeServer, words: str, says: str, unbuffered: str
+) -> None:
     server.add("t", job_id="x")
-    code, out, told = await redirected(server, words)
+    code, out, told = await redirected(server, words, PYTHONUNBUFFERED=unbuffered)
     assert (code, out) == (5, "")
     assert says in told
     assert told.count("\n") == (1 if says else 0)

@@ -67,6 +67,15 @@ def test_ports_past_the_last_are_refused(tmp_path):
         dev_place.require_free_ports(options(tmp_path, nodes=3, port=65535))
 
 
+def test_a_directory_of_somebody_elses_is_refused_untouched(tmp_path):
+    (tmp_path / ".horae").mkdir()
+    (tmp_path / ".horae" / "thesis.tex").write_text("theirs")
+    with pytest.raises(ConfigError, match=r"holds thesis\.tex, which is not of horae dev: choose another with --data"):  # noqa: SIM117
+        with dev_place.own_data_dir(options(tmp_path)):
+            pytest.fail("it was taken")
+    assert [it.name for it in (tmp_path / ".horae").iterdir()] == ["thesis.tex"]
+
+
 def begin(tmp_path: Path, *names: str) -> None:
     """What these nodes leave once they have begun."""
     for name in names:
