@@ -76,10 +76,21 @@ def _require_place(config: NodeConfig, view: wire.ClusterView) -> None:
             f"join: this is a node of cluster {config.cluster!r}, there is {view.cluster!r}: "
             f'set cluster = "{view.cluster}", or mend join'
         )
-    if any(it.node == config.node_id and it.standing == "voter" for it in view.members):
-        raise ConfigError(
-            f"join: {config.node_id} is a member already, and {config.data_dir} holds nothing of it: take a new node_id"
-        )
+    known = next((it for it in view.members if it.node == config.node_id), None)
+    if known is None or (known.standing != "voter" and known.incarnation in (None, _own_incarnation(config))):
+        return
+    raise ConfigError(
+        f"join: {config.node_id} is a member already, and {config.data_dir} holds nothing of it: take a new node_id "
+        f"(`horae cluster remove {config.node_id}` takes the old one out)"
+    )
+
+
+def _own_incarnation(config: NodeConfig) -> str | None:
+    """Of the directory, if it is this node's: whoever began to join, and was broken off, may go on."""
+    if is_new(config.data_dir):
+        return None
+    with contextlib.closing(open_directory(config.data_dir, config.cluster, config.node_id)) as directory:
+        return directory.incarnation
 
 
 def _write_down(config: NodeConfig, view: wire.ClusterView) -> None:

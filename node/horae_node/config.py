@@ -29,6 +29,7 @@ ENV_PREFIX: Final = "HORAE_"
 ENV_OF_OTHERS: Final = frozenset({"HORAE_URL", "HORAE_TOKEN", "HORAE_CONFIG"})
 """Variables of the same prefix that are not keys: the client's two, and the place of the file."""
 
+_BROADCAST = ipaddress.ip_address("255.255.255.255")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PUBLISHED: Final = {
@@ -128,6 +129,24 @@ def parse_address(given: Any) -> Address:
     return Address(host, int(port_text))
 
 
+def parse_peer_address(given: Any) -> Address:
+    """As `parse_address`, of another node: not to bind, but to reach. Raises: ValueError with the fix."""
+    address = parse_address(given)
+    _require_reachable(address.host)
+    return address
+
+
+def _require_reachable(host: str) -> None:
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return  # a name
+    if ip.is_unspecified or ip.is_multicast or ip == _BROADCAST:
+        raise ValueError(
+            f"must be an address that others reach, and nobody is reached at {host}; bind with raft_listen"
+        )
+
+
 def parse_url(given: Any) -> str:
     """An http(s) base URL without path, as `http://host:port`. Raises: ValueError with the fix."""
     problem = f"must be a URL such as http://10.0.0.1:7070, not {given!r}"
@@ -143,6 +162,7 @@ def parse_url(given: Any) -> str:
         raise ValueError(problem)
     if port == 0:
         raise ValueError(f"the port must be between 1 and 65535, not 0, in {given!r}")
+    _require_reachable(parts.hostname)
     return f"{parts.scheme}://{parts.netloc}"
 
 
@@ -473,11 +493,9 @@ def _member(node_id: str, entry: dict[str, str], values: dict[str, Any]) -> Memb
     else:
         url = entry["http"]
     try:
-        address = parse_address(entry["raft"])
+        address = parse_peer_address(entry["raft"])
     except ValueError as error:
         raise ConfigError(f"members: raft of {node_id} {error}") from error
-    if _is_wildcard(address.host):
-        raise ConfigError(f"members: raft of {node_id} must be an address that others reach; bind with raft_listen")
     try:
         return Member(node_id, str(address), parse_url(url))
     except ValueError as error:

@@ -16,7 +16,7 @@ from horae import wire
 from horae_node import reads, translate
 from horae_node.applier import Applier
 from horae_node.backup import Backup, Backups
-from horae_node.config import parse_address, parse_name, parse_url
+from horae_node.config import parse_name, parse_peer_address, parse_url
 from horae_node.core import views
 from horae_node.core.commands import (
     CancelJob,
@@ -513,7 +513,7 @@ def _member(node_id: str, request: wire.MemberRequest | wire.MoveRequest) -> Mem
     except ValueError as error:
         raise Refused("invalid", str(error), "/node") from error
     try:
-        address = str(parse_address(request.raft_address))
+        address = str(parse_peer_address(request.raft_address))
     except ValueError as error:
         raise Refused("invalid", str(error), "/raft_address") from error
     try:

@@ -65,7 +65,9 @@ def credentials(urls: Iterable[str], token: str | None) -> None:
 
 
 def require_no_nan(argument: str, given: float) -> float:
-    """Not a number is neither early nor late: what waits for it waits for ever. Raises: ValueError."""
+    """Not a number is neither early nor late: what waits for it waits for ever. Raises: TypeError, ValueError."""
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise TypeError(f"{argument} is a number of seconds, not {given!r}")
     if given != given:
         raise ValueError(f"{argument} is a number of seconds, not nan")
     return given

@@ -633,7 +633,12 @@ def _load_worker(where: str) -> Worker:
     module_name, colon, name = where.partition(":")
     if not colon or not name or not all(module_name.split(".")):
         fail(EXIT_USAGE, f"{where!r} is not MODULE:WORKER; write it as myapp.tasks:worker")
-    sys.path.insert(0, os.getcwd())
+    try:
+        sys.path.insert(0, os.getcwd())
+    except OSError as error:
+        fail(
+            EXIT_USAGE, f"the current directory cannot be read: {(error.strerror or str(error)).lower()}; change to it"
+        )
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from datetime import datetime
 from difflib import get_close_matches
 from itertools import islice
 from typing import Any, NamedTuple, Self, Unpack
@@ -469,7 +470,9 @@ def _member_path(node: str) -> str:
 
 
 def _part(name: str, pointer: str) -> str:
-    """One part of a path. Raises: `Invalid` for what no URL can carry there: it would be another path."""
+    """One part of a path. Raises: TypeError; `Invalid` for what no URL can carry there: it would be another path."""
+    if not isinstance(name, str):
+        raise TypeError(f"{pointer[1:]} is text, not {name!r}")
     try:
         quoted = quote(name, safe="")
     except UnicodeEncodeError:
@@ -506,7 +509,11 @@ def _filled(job: NewJob) -> NewJob:
 
 def _moment(value: Any) -> Any:
     """RFC 3339. A time without an offset stays one, for the cluster to refuse by its field."""
-    return value if value is None or isinstance(value, str) else value.isoformat()
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, datetime):
+        raise TypeError(f"a moment is a datetime with an offset, or RFC 3339 text, not {value!r}")
+    return value.isoformat()
 
 
 def _parts(jobs: list[NewJob]) -> Iterator[list[NewJob]]:

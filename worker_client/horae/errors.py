@@ -7,11 +7,12 @@ are definite. Codes are matched by value, never by text. Next to read: `transpor
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from horae.wire import FieldError, Problem
+from horae.wire import SPAN_SECONDS_MAX, FieldError, Problem
 
 if TYPE_CHECKING:
     from horae.jobs import Job
@@ -144,11 +145,13 @@ class Verdict(Exception):
 
 
 class Retry(Verdict):
-    """This attempt failed; try again. `in_seconds` overrides the job's back-off."""
+    """This attempt failed; try again. `in_seconds` overrides the job's back-off: a number or a timedelta, at once where
+    that moment has just passed. Raises: TypeError, ValueError (which then are how the attempt failed).
+    """
 
-    def __init__(self, message: str = "", *, in_seconds: float | None = None) -> None:
+    def __init__(self, message: str = "", *, in_seconds: float | timedelta | None = None) -> None:
         super().__init__(message)
-        self.in_seconds = in_seconds
+        self.in_seconds = None if in_seconds is None else _later_seconds("Retry: in_seconds", in_seconds)
 
 
 class Dead(Verdict):
@@ -156,15 +159,27 @@ class Dead(Verdict):
 
 
 class Snooze(Verdict):
-    """Not yet: hand the job back for `seconds`, the attempt not counted. Progress is kept for the next attempt."""
+    """Not yet: hand the job back for `seconds`, the attempt not counted. Progress is kept for the next attempt.
+    Takes and raises what `Retry` does.
+    """
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"not for {seconds} s")
-        self.seconds = seconds
+    def __init__(self, seconds: float | timedelta) -> None:
+        self.seconds = _later_seconds("Snooze: seconds", seconds)
+        super().__init__(f"not for {self.seconds:g} s")
 
 
 class JobCancelled(Verdict):
     """The handler saw that it was to stop (`Context.raise_if_cancelled`) and did."""
+
+
+def _later_seconds(argument: str, given: float | timedelta) -> float:
+    """Checked where it is said: what the cluster refuses in the end would leave the job to its lease."""
+    seconds = given.total_seconds() if isinstance(given, timedelta) else given
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise TypeError(f"{argument} is a number of seconds or a timedelta, not {given!r}")
+    if not seconds <= SPAN_SECONDS_MAX:  # nan neither
+        raise ValueError(f"{argument} is at most {SPAN_SECONDS_MAX} (ten years), not {given!r}")
+    return max(0.0, float(seconds))
 
 
 # ---------------------------------------------------------------- problem → class

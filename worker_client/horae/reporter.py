@@ -26,6 +26,8 @@ _REFUSED_SECONDS = 5.0
 """Between tries while the cluster refuses us altogether (a token that was withdrawn): somebody has to act."""
 _PASSING = (errors.OutcomeUnknown, errors.NoLeader, errors.ShuttingDown, errors.RateLimited, errors.Unreachable)
 _PASSING_CODES = frozenset({"outcome_unknown", "no_leader", "shutting_down", "rate_limited", "storage_full"})
+_BODY_CODES = frozenset({"invalid", "too_large", "malformed"})
+_REFUSALS = {"complete": "ResultRefused", "fail": "FailureRefused", "release": "ReleaseRefused"}
 _BODY = (errors.Invalid, errors.TooLarge, errors.Malformed)
 
 
@@ -135,11 +137,7 @@ class Reporter:
         lease, ending = report
         if problem is not None and problem.code in _PASSING_CODES:
             return report
-        if (
-            problem is not None
-            and problem.code in ("invalid", "too_large", "malformed")
-            and ending.outcome == "complete"
-        ):
+        if problem is not None and problem.code in _BODY_CODES and not _is_refusal(ending):
             return Report(lease, _refused(ending, problem))
         if problem is not None:
             logs.event(logging.WARNING, "outcome_refused", job_id=lease.job_id, token=lease.token, code=problem.code)
@@ -203,12 +201,19 @@ def _with_progress(report: Report) -> Ending:
 
 
 def _refused(ending: Ending, problem: wire.Problem) -> Ending:
-    """The cluster cannot take this result, nor the same one again."""
-    message = f"the cluster refused the result ({problem.code}): {problem.detail}"[: wire.ERROR_MESSAGE_CHARS_MAX]
+    """The cluster cannot take this outcome. A result would be the same one again; of a failure or a release no more is
+    known than that the attempt did not succeed."""
+    what = "result" if ending.outcome == "complete" else f"{ending.outcome} of the attempt"
+    of = "" if ending.error is None else f" ({ending.error.type}: {ending.error.message})"
+    message = f"the cluster refused the {what}{of} ({problem.code}): {problem.detail}"[: wire.ERROR_MESSAGE_CHARS_MAX]
     return Ending(
         job_id=ending.job_id,
         lease_token=ending.lease_token,
         outcome="fail",
-        error=Failure(type="ResultRefused", message=message),
-        retry=False,
+        error=Failure(type=_REFUSALS[ending.outcome], message=message),
+        retry=ending.retry and ending.outcome != "complete",
     )
+
+
+def _is_refusal(ending: Ending) -> bool:
+    return ending.error is not None and ending.error.type in _REFUSALS.values()

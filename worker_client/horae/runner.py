@@ -81,7 +81,6 @@ def completed(claim: Claim, result: Any) -> Ending:
 
 def released(claim: Claim, delay_seconds: float = 0) -> Ending:
     """Hand it back, the attempt not counted."""
-    delay_seconds = min(max(delay_seconds, 0), wire.SPAN_SECONDS_MAX)
     return Ending(job_id=claim.id, lease_token=claim.lease_token, outcome="release", delay_seconds=delay_seconds)
 
 

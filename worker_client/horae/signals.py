@@ -1,4 +1,4 @@
-"""The two signals that stop a worker: heard from its start to its end, so that none of them cuts it short in between.
+"""The signals that stop a worker: heard from its start to its end, so that none of them cuts it short in between.
 
 Plain handlers, not the loop's: a loop that lets go of its own sets the default first, which kills. On another thread
 than the main one, which alone gets signals, nothing is done. Not here: what a stop is (`worker.py`).
@@ -17,7 +17,8 @@ from typing import Any
 
 from horae import streams
 
-STOPS = (signal.SIGTERM, signal.SIGINT)
+STOPS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP") if hasattr(signal, name))
+"""The last: a terminal that closes. Windows has none."""
 
 _Handlers = dict[signal.Signals, Any]
 
@@ -52,10 +53,22 @@ def _set(tell: Callable[[], object]) -> _Handlers:
     if threading.current_thread() is not threading.main_thread():
         return {}
 
-    def told(_number: int, _frame: FrameType | None) -> None:
+    hung_up = False
+
+    def told(number: int, _frame: FrameType | None) -> None:
+        nonlocal hung_up
+        if signal.Signals(number).name == "SIGHUP":
+            if hung_up:  # a terminal that closes may tell twice, and means no haste by it
+                return
+            hung_up = True
         tell()
 
-    return {number: signal.signal(number, told) for number in STOPS}
+    return {number: signal.signal(number, told) for number in STOPS if not _is_ignored_hang_up(number)}
+
+
+def _is_ignored_hang_up(number: signal.Signals) -> bool:
+    """Under `nohup` it had been ignored before the start, and stays so."""
+    return number.name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN
 
 
 def _restore(before: _Handlers) -> None:

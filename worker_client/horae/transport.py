@@ -122,6 +122,8 @@ class Transport:
         self._tls = tls
         self._now = now
         self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Of the session."""
         self._forgotten: weakref.finalize[..., Transport] | None = None
         self._disowned = False
 
@@ -208,7 +210,7 @@ class Transport:
         return 0.0
 
     async def _try(self, node: Node, method: str, path: str, body: bytes | None, seconds: float) -> _Try:
-        session = self._session or self._open()
+        session = self._session_here()
         try:
             async with session.request(
                 method,
@@ -229,7 +231,15 @@ class Transport:
         except (aiohttp.ClientError, OSError) as error:
             raise _NoAnswer(f"{node.shown}: {_in_words(error)}", True) from error
 
+    def _session_here(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            return self._open()
+        if self._loop is not asyncio.get_running_loop():
+            raise RuntimeError("this client has connections of another event loop: make one for each loop")
+        return self._session
+
     def _open(self) -> aiohttp.ClientSession:
+        self._loop = asyncio.get_running_loop()
         connector = aiohttp.TCPConnector(
             limit=self._connections, ssl=self._tls if self._tls is not None else True, keepalive_timeout=30
         )
@@ -237,7 +247,7 @@ class Transport:
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
         )
         if not self._disowned:
-            self._forgotten = weakref.finalize(self, _drop, self._session, connector, asyncio.get_running_loop())
+            self._forgotten = weakref.finalize(self, _drop, self._session, connector, self._loop)
         return self._session
 
 

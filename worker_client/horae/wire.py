@@ -52,7 +52,8 @@ def _null() -> Raw:
 
 
 MOMENT_MIN: Final = datetime(1970, 1, 1, tzinfo=UTC)
-MOMENT_MAX: Final = datetime(9999, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC)
+MOMENT_MAX: Final = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
+"""The last millisecond that can be written: a moment later than that would be kept as one of the year 10000."""
 
 # `$(?!\n)` because Python's `$` alone also matches before a final newline.
 _QUEUE: Final = r"^[A-Za-z0-9_.-]{1,100}$(?!\n)"
@@ -167,6 +168,12 @@ class SubmitRequest(Request):
             _require_moment("expires_at", self.expires_at)
             if self.ttl_seconds is not None:
                 raise Contradiction("ttl_seconds", "cannot be given together with `expires_at`: leave one of them out")
+            if self.run_at is not None and self.expires_at <= self.run_at:
+                raise Contradiction("expires_at", "is not after `run_at`: the job would never run")
+        if self.ttl_seconds is not None and self.delay_seconds is not None and self.ttl_seconds <= self.delay_seconds:
+            raise Contradiction(
+                "ttl_seconds", "counts from the submit and ends before the delay: the job would never run"
+            )
         if self.concurrency_key is not None:
             raise Contradiction("concurrency_key", "is not supported by this version: leave it out or null")
 

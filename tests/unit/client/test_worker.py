@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -202,6 +204,72 @@ async def test_verdicts_steer_the_job(server: FakeServer) -> None:
     assert (server.jobs[retry]["state"], server.jobs[retry]["retry_in_seconds"]) == ("pending", 7)
     assert (server.jobs[dead]["state"], server.jobs[dead]["errors"][0]["type"]) == ("dead", "Dead")
     assert (server.jobs[snooze]["delay"], server.jobs[snooze]["attempt"]) == (9, 0)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "seconds"),
+    [
+        (lambda: Retry(in_seconds=-0.2), 0),
+        (lambda: Retry(in_seconds=timedelta(minutes=1)), 60),
+        (lambda: Snooze(timedelta(seconds=-3)), 0),
+        (lambda: Snooze(1.5), 1.5),
+    ],
+)
+async def test_a_moment_may_be_told_as_a_span_or_have_passed(
+    server: FakeServer, verdict: Callable[[], Exception], seconds: float
+) -> None:
+    worker = make(server)
+
+    @worker.task("t")
+    def raises() -> None:
+        raise verdict()
+
+    job = server.jobs[server.add("t")]
+    async with serving(worker):
+        await server.wait_until(lambda: bool(job["ending"]))
+    assert job["retry_in_seconds" if job["ending"] == "fail" else "delay"] == seconds
+
+
+@pytest.mark.parametrize("verdict", [lambda at: Retry(in_seconds=at), Snooze], ids=["retry", "snooze"])
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, 1e9, "5", True, object()])
+async def test_a_moment_that_is_none_is_how_the_attempt_failed(
+    server: FakeServer, verdict: Callable[[Any], Exception], seconds: Any
+) -> None:
+    """Not a report that the cluster refuses: the job would wait for its lease to run out."""
+    worker = make(server)
+
+    @worker.task("t")
+    def raises() -> None:
+        raise verdict(seconds)
+
+    job = server.jobs[server.add("t")]
+    async with serving(worker):
+        await server.wait_until(lambda: bool(job["errors"]))
+    (error,) = job["errors"]
+    assert error["type"] in ("TypeError", "ValueError")
+    assert "seconds is" in error["message"]
+
+
+@pytest.mark.parametrize(("ending", "kind"), [("fail", "FailureRefused"), ("release", "ReleaseRefused")])
+async def test_an_ending_that_the_cluster_refuses_is_told_as_a_failure(
+    server: FakeServer, ending: str, kind: str
+) -> None:
+    """And that once: what is refused again is given up."""
+    worker = make(server)
+
+    @worker.task("t")
+    def ends() -> None:
+        raise Retry("why") if ending == "fail" else Snooze(1)
+
+    server.fault("/v1/leases/complete", problem("invalid", 422, detail="too odd"))
+    job = server.jobs[server.add("t")]
+    async with serving(worker):
+        await server.wait_until(lambda: bool(job["errors"]))
+    (error,) = job["errors"]
+    assert error["type"] == kind
+    assert "(invalid): too odd" in error["message"]
+    assert ("Retry: why" in error["message"]) == (ending == "fail")
+    assert job["state"] == "pending"
 
 
 async def test_an_unknown_task_fails_with_time_for_others(server: FakeServer) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,50 @@ async def test_on_a_loop_of_its_program_an_exit_leaves_no_job_behind(server: Fak
     assert "loop_ends" in told
     assert "never" not in told
     assert "is pending" not in told
+
+
+async def test_a_terminal_that_closes_is_a_stop_in_order_however_often_it_says_so(
+    server: FakeServer, tmp_path: Path
+) -> None:
+    """With time for what runs: only a signal of another kind makes haste. Under `nohup` nobody stops for it."""
+    job_id = server.add("bystander")
+    process = start(server, tmp_path, script="worker.grace_seconds = 3600\nworker.run()")
+    try:
+        await server.wait_until(lambda: server.jobs[job_id]["state"] == "running")
+        for _ in range(3):
+            process.send_signal(signal.SIGHUP)
+        await asyncio.to_thread(wait_said, tmp_path, "worker_stopping")
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        ended = await asyncio.to_thread(process.wait, LIMIT_S)
+    finally:
+        process.kill()
+    assert ended == 0
+    assert server.jobs[job_id]["ending"] == "release"
+
+
+async def test_under_nohup_a_hang_up_is_nothing(server: FakeServer, tmp_path: Path) -> None:
+    job_id = server.add("bystander")
+    script = "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\nworker.run()"
+    process = start(server, tmp_path, script=script)
+    try:
+        await server.wait_until(lambda: server.jobs[job_id]["state"] == "running")
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        ended = await asyncio.to_thread(process.wait, LIMIT_S)
+    finally:
+        process.kill()
+    told = (tmp_path / "told").read_text()
+    assert (ended, told.count("worker_stopping")) == (0, 1)
+    assert "grace_seconds=0" in told
+
+
+def wait_said(place: Path, words: str) -> None:
+    """Until the process has said so."""
+    until = time.monotonic() + LIMIT_S
+    while words not in (place / "told").read_text():
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

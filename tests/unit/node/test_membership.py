@@ -227,6 +227,8 @@ async def test_a_successor_with_little_room_is_better_than_none_and_no_better() 
     [
         ({"node": "a b"}, "/node"),
         ({"raft_address": "nowhere"}, "/raft_address"),
+        ({"raft_address": "0.0.0.0:7071"}, "/raft_address"),
+        ({"http_url": "http://0.0.0.0:7070"}, "/http_url"),
         ({"http_url": "n4:7070"}, "/http_url"),
     ],
 )
