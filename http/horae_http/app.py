@@ -211,7 +211,7 @@ class App:
         date, leader = rfc822_formatted_time(), self._service.leader_url()
         if self._lines_for != (date, leader):
             text = f"Date: {date}\r\nHorae-Node: {self._service.node_id}\r\n"
-            if leader is not None:
+            if leader is not None and leader.isascii():  # an older build took others into the state
                 text += f"Horae-Leader: {leader}\r\n"
             self._lines_for, self._lines = (date, leader), text.encode("latin-1")
         return self._lines

@@ -120,10 +120,7 @@ def parse_address(given: Any) -> Address:
         raise ValueError(f"an IPv6 address is written in brackets, such as [::1]:7070, not {given!r}")
     if not host or any(c.isspace() or c in "/@" for c in host):
         raise ValueError(f"must name a host, such as 127.0.0.1:7070, not {given!r}")
-    try:
-        host.encode("idna")
-    except UnicodeError:
-        raise ValueError(f"must name a host, and {host!r} cannot be one") from None
+    _require_host(host)
     if len(port_text) > 5 or not 1 <= int(port_text) <= 65535:
         raise ValueError(f"the port must be between 1 and 65535, not {port_text}")
     return Address(host, int(port_text))
@@ -134,6 +131,16 @@ def parse_peer_address(given: Any) -> Address:
     address = parse_address(given)
     _require_reachable(address.host)
     return address
+
+
+def _require_host(host: str) -> None:
+    """One that any program can be told, in a header too. Raises: ValueError with the fix."""
+    try:
+        name = host.encode("idna").decode("ascii")
+    except UnicodeError:
+        raise ValueError(f"must name a host, and {host!r} cannot be one") from None
+    if not host.isascii():
+        raise ValueError(f"must name its host in ASCII: write {host!r} as {name}")
 
 
 def _require_reachable(host: str) -> None:
@@ -162,6 +169,9 @@ def parse_url(given: Any) -> str:
         raise ValueError(problem)
     if port == 0:
         raise ValueError(f"the port must be between 1 and 65535, not 0, in {given!r}")
+    _require_host(parts.hostname)
+    if not given.isprintable():
+        raise ValueError(problem)
     _require_reachable(parts.hostname)
     return f"{parts.scheme}://{parts.netloc}"
 

@@ -297,10 +297,11 @@ class TcpTransport:
         if not isinstance(hello, dict):
             return "not a hello"
         if "refused" in hello:
-            if hello.get("removed") is True and (link.dialled_id or link.peer_id) in self._addresses:
+            link.misfit = self._misfit(hello)
+            known = (link.dialled_id or link.peer_id) in self._addresses
+            if hello.get("removed") is True and known and self._is_of_our_life(hello):
                 link.sends_away = True
                 self._receiver.on_sent_away()
-            link.misfit = self._misfit(hello)
             return link.misfit or f"refused by the peer: {str(hello['refused'])[:REASON_CHARS_MAX]}"
         if hello.get("v") != PROTOCOL_VERSION:
             return f"protocol version {hello.get('v')!r}, ours is {PROTOCOL_VERSION}"
@@ -399,11 +400,12 @@ class TcpTransport:
     def told_refusal(self, link: _Link, reason: str) -> Message:
         """What the other side reads: a misfit with what it needs to see that for itself."""
         told: Message = {"refused": reason}
+        keys: tuple[str, ...] = ()
         if link.is_removed:
-            told["removed"] = True
+            told["removed"], keys = True, ("origin",)
         if link.misfit is not None:
-            told |= {key: self.hello[key] for key in ("node", "voters", "origin") if key in self.hello}
-        return told
+            keys = ("node", "voters", "origin")
+        return told | {key: self.hello[key] for key in keys if key in self.hello}
 
     def refused_by(self, node_id: str) -> None:
         """A member called, heard our hello, and did not like it."""
@@ -443,7 +445,6 @@ class TcpTransport:
     # ------------------------------------------------------------------ tasks
 
     async def _keep_dialled(self, node_id: str) -> None:
-        loop = asyncio.get_running_loop()
         host, port = self._addresses[node_id]
         wait_s = REDIAL_MIN_S
         if node_id in self._links:  # it has moved, and was reached before
@@ -451,8 +452,7 @@ class TcpTransport:
         while True:
             link = _Link(self, node_id)
             try:
-                async with asyncio.timeout(DIAL_TIMEOUT_S):
-                    await loop.create_connection(lambda link=link: link, host, port, ssl=self._client_ssl)
+                await self._connect(link, host, port)
             except (OSError, UnicodeError) as error:  # no host may be called so, and the state has it
                 self._tell_unreachable(node_id, _why(error), self._reach.missed(node_id))
             else:
@@ -477,15 +477,11 @@ class TcpTransport:
             unheard = missing
 
     async def _ask(self, node_id: str) -> None:
-        loop = asyncio.get_running_loop()
         host, port = self._addresses.get(node_id, ("", 0))
         link = _Link(self, node_id, asks=True)
         try:
-            async with asyncio.timeout(DIAL_TIMEOUT_S):
-                await loop.create_connection(lambda: link, host, port, ssl=self._client_ssl)
-                await link.closed.wait()
+            await self._connect(link, host, port, until_closed=True)
         except (OSError, UnicodeError) as error:
-            link.drop(_why(error))
             self._tell_unreachable(node_id, _why(error), self._reach.missed(node_id))
             return
         if link.misfit is not None or link.sends_away:
@@ -494,6 +490,20 @@ class TcpTransport:
             self._tell_unreachable(node_id, link.refusal, self._reach.answered(node_id))
         else:
             self._tell_unreachable(node_id, link.ended, self._reach.missed(node_id))
+
+    async def _connect(self, link: _Link, host: str, port: int, *, until_closed: bool = False) -> None:
+        """Whatever ends this before its time ends the link as well: it may be up by then, since a peer's hello may be
+        taken in before the call that has reached it returns, and a loop may close what it connected in vain without a
+        word to the protocol. Raises: OSError (TimeoutError), UnicodeError.
+        """
+        try:
+            async with asyncio.timeout(DIAL_TIMEOUT_S):
+                await asyncio.get_running_loop().create_connection(lambda: link, host, port, ssl=self._client_ssl)
+                if until_closed:
+                    await link.closed.wait()
+        except BaseException:
+            link.drop("dialled in vain")
+            raise
 
     def _tell_unreachable(self, node_id: str, reason: str, for_s: float | None) -> None:
         if for_s is not None and node_id in self._addresses:
@@ -608,6 +618,9 @@ class _Link(asyncio.Protocol):
         queued, self._queued = self._queued, []
         if self._transport is None or not queued:
             return
+        if self._transport.is_closing():  # the loop's doing: to write then is an error
+            self.drop("closed")
+            return
         self._transport.writelines(queued)
         if self._transport.get_write_buffer_size() > BUFFER_BYTES_MAX:
             self.drop("too slow: send buffer full")
@@ -677,7 +690,7 @@ class _Link(asyncio.Protocol):
         self.drop("refused by the peer")
 
     def _ping(self) -> None:
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"\x00\x00\x00\x00")
 
     def send_away(self) -> None:
@@ -696,7 +709,7 @@ class _Link(asyncio.Protocol):
             transport.close()  # not aborted: the peer shall read why
 
     def _write_now(self, message: Message) -> None:
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(_frame(message))
 
     def _gone(self) -> None:

@@ -149,6 +149,8 @@ def test_a_broken_or_missing_file_is_one_line(write, tmp_path):
         ("10.0.0.2:7071", "0.0.0.0:7071", "raft of n2 must be an address that others reach"),
         ("10.0.0.2:7071", "255.255.255.255:7071", "raft of n2 must be an address that others reach"),
         ("http://10.0.0.2:7070", "http://[::]:7070", "http of n2 must be an address that others reach"),
+        ("http://10.0.0.2:7070", "http://n\u00f6:7070", "must name its host in ASCII: write 'n\u00f6' as xn--n-1ga"),
+        ("10.0.0.2:7071", "n\u00f6:7071", "must name its host in ASCII: write 'n\u00f6' as xn--n-1ga"),
         ('"10.0.0.2:7071"', "7071", "raft of n2 must be host:port"),
         ("http://10.0.0.2:7070", "10.0.0.2:7070", "http of n2 must be a URL"),
         ("n2 = { raft", 'n2 = { role = "x", raft', "n2 has the unknown key 'role'"),

@@ -101,6 +101,7 @@ class Pair:
         voters: str = "",
         at_index: int = 0,
         origin: tuple[str, int] | None = None,
+        told: Told | None = None,
     ) -> Told:
         """`knows`: the only incarnation of its peer that this end believes. `voters`: what it was configured with."""
         address = next(m.raft_address for m in self.members if m.node_id == node_id)
@@ -115,7 +116,7 @@ class Pair:
             check_peer=lambda node_id, told: None if knows in (None, told) else f"{node_id} forgot",
             origin=origin,
         )
-        self.ends[node_id], self.told[node_id] = end, Told()
+        self.ends[node_id], self.told[node_id] = end, told or Told()
         if voters:
             others = {m.node_id: m.raft_address for m in members or self.members if m.node_id != node_id}
             end.set_peers(others, frozenset(), roster_of(voters, at_index))
@@ -520,6 +521,57 @@ async def test_a_new_peer_is_dialled_and_an_old_one_dropped(pair: Pair) -> None:
     await two.wait_links(2)
     assert two.links == [("n1", True), ("n1", False)]
     assert not two.sent_away.is_set()
+
+
+async def test_a_hello_that_moves_its_very_sender_costs_that_connection_and_no_more(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The roster in it is taken in while the call that has reached the peer has not returned yet: its end closes what
+    it connected, and tells the protocol nothing, as uvloop does."""
+    loop = asyncio.get_running_loop()
+    connect = loop.create_connection
+
+    async def slow(*args: Any, **given: Any) -> Any:
+        made, link = await connect(*args, **given)
+        try:
+            await asyncio.sleep(0.05)
+        except asyncio.CancelledError:
+            made.set_protocol(asyncio.Protocol())
+            made.close()
+            raise
+        return made, link
+
+    class Moves(Told):
+        def on_book(self, book: Roster) -> None:
+            super().on_book(book)
+            if len(self.books) == 1:
+                pair.ends["n1"].set_peers(moved, frozenset(), BOOK)
+
+    moved = {"n2": pair.members[1].raft_address.replace("127.0.0.1", "localhost")}
+    monkeypatch.setattr(loop, "create_connection", slow)
+    monkeypatch.setattr(transport, "DEAD_S", 3600)
+    two = await pair.start("n2", voters="n1 n2", at_index=7)
+    one = await pair.start("n1", told=Moves())
+    await one.wait_links(3)
+    await two.wait_links(3)
+    pair.send("n1", "n2", {"type": "x"})
+    assert await two.wait_messages(1) == [{"type": "x"}]
+    assert one.links == [("n2", True), ("n2", False), ("n2", True)]
+
+
+@pytest.mark.parametrize("told", [{}, {"origin": "other"}], ids=["none", "another"])
+async def test_a_peer_of_another_life_sends_nobody_away(pair: Pair, told: dict[str, str]) -> None:
+    """Its members are not ours: a recovered survivor was removed in the life before."""
+    two = await pair.start("n2", origin=("recovered", 0))
+    reader, writer = await pair.dial()
+    writer.write(frame(HELLO | {"origin": "recovered"}) + frame({"refused": "a test", "removed": True} | told))
+    await end_of(reader)
+    assert not two.sent_away.is_set()
+    _, writer = await pair.dial()
+    writer.write(frame(HELLO | {"origin": "recovered"}))
+    writer.write(frame({"refused": "a test", "removed": True, "origin": "recovered"}))
+    await asyncio.wait_for(two.sent_away.wait(), 5)
+    writer.close()
 
 
 async def test_a_peer_that_moved_is_dialled_at_its_new_address(pair: Pair) -> None:
