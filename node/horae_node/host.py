@@ -17,7 +17,7 @@ from horae_node.clock import Clock
 from horae_node.config import NodeConfig
 from horae_node.raft.port import Roster
 from horae_node.raft.transport import TcpTransport, TransportPort
-from horae_node.voters import forget_voters, read_members, write_members
+from horae_node.voters import forget_voters, read_members, write_members, write_voters
 from horae_storage.directory import Directory, open_directory
 from horae_storage.file_sync import Watch
 from horae_storage.kv import Store
@@ -140,7 +140,10 @@ class SystemHost:
         return read_members(self._config.data_dir)
 
     def remember_members(self, book: Roster) -> None:
-        write_members(self._config.data_dir, book)
+        if book.at_index or self._config.join:
+            write_members(self._config.data_dir, book)
+        else:  # as configured, after all: what was heard was refuted
+            write_voters(self._config.data_dir, [member.node_id for member in book.voters])
 
     def forget_members(self) -> None:
         forget_voters(self._config.data_dir)

@@ -35,7 +35,7 @@ from horae_node.core.results import BatchSubmitted, Done, EntryOutcome, Heartbea
 from horae_node.errors import NotApplied, OutcomeUnknown, Refused
 from horae_node.leader.session import LeaderSession
 from horae_node.leader.waiters import Grants, Waiter
-from horae_node.membership import Membership
+from horae_node.membership import CAUGHT_UP_ENTRIES, Membership
 from horae_node.metrics import Metrics
 from horae_node.proposer import Proposer
 from horae_node.raft.port import Member, Raft, RaftStatus
@@ -44,7 +44,7 @@ __all__ = ["Delivery", "Refused", "Service"]
 
 REMOVED = "this node was removed from the cluster"
 NOT_CAUGHT_UP_ENTRIES = 1000
-"""A follower further behind than this is not ready to serve local reads."""
+"""A follower that had caught up and is further behind than this is not ready any more: less is a moment's load."""
 CLAIM_BYTES_MAX = 16 * 1024 * 1024
 """One claim's answer: the machine grants 8 MiB of payloads at most, but weighs no progress and no errors of attempts
 before, which may come to ten times that. What has no room is given straight back."""
@@ -144,6 +144,7 @@ class Service:
         self._cluster_view = cluster_view
         self._backups = backups
         self._membership = membership
+        self._caught_up = False
         self.removed = False
         """This node is a member no more: it serves nothing."""
         self._leader_known: list[asyncio.Future[None]] = []
@@ -215,8 +216,13 @@ class Service:
         if self.leader_url() is None:
             return False, "no leader is known"
         status = self._raft.status()
-        behind = status.commit_index - status.applied_index
-        if behind > NOT_CAUGHT_UP_ENTRIES:
+        if status.leader_commit is None:
+            return False, "the leader has not said yet how far it is"
+        if status.installs:
+            return False, "a snapshot is on its way"
+        behind = max(status.commit_index, status.leader_commit) - status.applied_index
+        self._caught_up = behind <= (NOT_CAUGHT_UP_ENTRIES if self._caught_up else CAUGHT_UP_ENTRIES)
+        if not self._caught_up:
             return False, f"{behind} committed entries are not applied yet"
         return True, "following"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 import msgspec
 
@@ -24,6 +25,13 @@ class _Book(msgspec.Struct, forbid_unknown_fields=True):
     voters: list[Member]
     learners: list[Member]
     removed: list[str]
+    crc32: int | None = None
+    """Of the others; none in a file of before there was one. A number that a flipped bit made great would be newer than
+    any that the cluster writes, and be told to all others."""
+
+    @property
+    def sum(self) -> int:
+        return crc32(msgspec.json.encode((self.at_index, self.voters, self.learners, self.removed)))
 
 
 def read_voters(data_dir: Path) -> list[str] | None:
@@ -55,16 +63,20 @@ def forget_voters(data_dir: Path) -> None:
 def write_members(data_dir: Path, book: Roster) -> None:
     """The members are these, whatever is configured. Whole or not at all."""
     kept = _Book(book.at_index, list(book.voters), list(book.learners), sorted(book.removed))
+    kept.crc32 = kept.sum
     write_atomically(data_dir / VOTERS_FILE, msgspec.json.format(msgspec.json.encode(kept)) + b"\n")
 
 
 def _read(data_dir: Path) -> _Book | list[str] | None:
     path = data_dir / VOTERS_FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Book | list[str])
+        found = msgspec.json.decode(path.read_bytes(), type=_Book | list[str])
+        if isinstance(found, _Book) and found.crc32 not in (None, found.sum):
+            raise ValueError("its checksum is another")
+        return found
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.MsgspecError, ValueError) as error:
         raise ConfigError(
             f"{path} cannot be read ({error}): remove it, once `members` in the configuration are sure to be "
             "those that the cluster began with (a node that joined has them in its state)"

@@ -107,4 +107,16 @@ class FakeRaft:
     def status(self) -> RaftStatus:
         index = self.machine.applied_index
         role = "leader" if self.is_leader else "follower"
-        return RaftStatus(role, self.term, self.leader_id, index, index, index, 1, index, self.peers, self.disk_full)
+        return RaftStatus(
+            role,
+            self.term,
+            self.leader_id,
+            index,
+            index,
+            index,
+            1,
+            index,
+            self.peers,
+            self.disk_full,
+            leader_commit=index,
+        )

@@ -196,6 +196,8 @@ class Guard:
         self._by_peer = {link.peer: link for link in self.links.values()}
         self.commit_known = commit_known
         """Highest index known to be committed and the same here: it moves the commit index once it is on our disk."""
+        self._leader_told = (0, 0)
+        """The last leader's term, and how far all is committed by its word, which our log may be far from."""
         self.installing: SnapshotInfo | None = None
         self._intake_rests = False
         self.rounds: list[Round] = []
@@ -397,6 +399,21 @@ class Guard:
 
     # ================================================================== as a follower
 
+    @property
+    def leader_commit(self) -> int | None:
+        """How far all is committed, by the word of who leads; None while nobody has said so in this term."""
+        core = self._core
+        if core.state == LEADER:
+            return core.commit
+        term, index = self._leader_told
+        return index if core.leader_id is not None and term == core.term else None
+
+    def has_all_before_reign(self) -> bool:
+        """All is applied here that was ever committed before the present leader led: an entry of its own reign is."""
+        core = self._core
+        told = self.leader_commit
+        return told is not None and told <= core.applied and self._journal.term_at(told) == core.term
+
     def _in_append(self, link: Link, message: Message) -> None:
         core = self._core
         term = message["term"]
@@ -409,6 +426,7 @@ class Guard:
         self._pre_vote_id += 1
         self._pre_vote_won = False
         link.got_seq = message["seq"]
+        self._leader_told = (term, message["commit_index"])
         if "prevLogIdx" in message:
             self._take_entries(link, message)
         else:

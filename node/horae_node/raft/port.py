@@ -154,6 +154,10 @@ class RaftStatus(NamedTuple):
     peers: dict[str, PeerStatus]
     disk_full: bool = False
     """This node's log waits for room on its disk."""
+    leader_commit: int | None = None
+    """How far all is committed, by the leader's word of this term; None while it has said nothing."""
+    installs: bool = False
+    """A snapshot is on its way, or takes the place of the state."""
 
 
 class PeerStatus(NamedTuple):

@@ -146,6 +146,8 @@ class PySyncObjRaft:
         self._tell_nobody()
 
     def _know_nothing(self) -> None:
+        self._heard: Roster | None = None
+        """The newest members that a peer told of while somebody led."""
         self._knew_leader = False
         self._leaderless_since: float | None = None
         """None while a leader is known, or its lack was told."""
@@ -347,6 +349,8 @@ class PySyncObjRaft:
             first_index=journal.first_index,
             durable_log_index=journal.durable_index,
             disk_full=self._guard.disk_full,
+            leader_commit=self._guard.leader_commit,
+            installs=self._guard.installing is not None or self._intake.reception is not None,
             peers={node_id: self._peer_status(node_id) for node_id in self._guard.links},
         )
 
@@ -372,15 +376,31 @@ class PySyncObjRaft:
         _events.event("peer_connected" if up else "peer_lost", peer=node_id)
 
     def on_book(self, book: Roster) -> None:
-        """A peer knows members that our own state may not hold yet: be acquainted with them.
+        """A peer knows members that our own state may not hold yet: be acquainted with them, if nobody leads us.
 
-        Of what is applied here our state holds the members itself: a book of such an index that it does not hold is of
+        Who is led gets all changes by the log, and needs nobody's word; should the leader go, that word is at hand. Of
+        what is applied here our state holds the members itself: a book of such an index that it does not hold is of
         another life of the cluster, which ended with a recovery.
         """
-        if book.at_index > max(self._book.at_index, self._machine.applied_index) and self._running:
-            self._book = book
-            self._guarded(self._take_seats)
-            self._on_roster(self._book)
+        if not self._running or book.at_index <= max(self._book.at_index, self._machine.applied_index):
+            return
+        if self.lacks_leader():
+            self._guarded(self._be_acquainted, book)
+        elif self._heard is None or self._heard.at_index < book.at_index:
+            self._heard = book
+
+    def _be_acquainted(self, book: Roster) -> None:
+        self._book = book
+        self._take_seats()
+        self._on_roster(book)
+
+    def _doubt_book(self) -> None:
+        """What was heard of members at an index past all that a leader of today knows never was: a file was damaged, or
+        somebody lied. The greatest number must not be believed for ever. Should that leader go, it is heard again."""
+        if self._book.at_index > self._core.applied and self._guard.has_all_before_reign():
+            self._heard = self._book
+            _events.warning("members_refuted", index=self._book.at_index, leader=self._core.leader_id)
+            self._be_acquainted(self.roster)
 
     def lacks_leader(self) -> bool:
         return self._core.leader_id is None
@@ -473,6 +493,7 @@ class PySyncObjRaft:
                 self._send_what_waits()
             self._maybe_forget_note()
             self._maybe_compact(now)
+            self._doubt_book()
             if self._leaderless_since is not None and now - self._leaderless_since >= LEADERLESS_S:
                 self._tell_leaderless(now - self._leaderless_since)
         self._maybe_begin_round()
@@ -624,6 +645,8 @@ class PySyncObjRaft:
                 self._knew_leader, self._leaderless_since = True, None
             elif self._told is not None and self._told[2] is not None:
                 self._leaderless_since = self._clock.monotonic()
+                if self._heard is not None:
+                    self._loop.call_soon(self.on_book, self._heard)
             self._told = now
             self._on_role()
 

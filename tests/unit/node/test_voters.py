@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,17 @@ def test_a_broken_roster_is_refused_with_the_fix(tmp_path: Path, text: str) -> N
     (tmp_path / VOTERS_FILE).write_text(text)
     with pytest.raises(ConfigError, match="remove it, once `members` in the configuration"):
         read_members(tmp_path)
+
+
+def test_a_flipped_bit_is_found_and_a_file_of_before_there_was_a_checksum_is_read(tmp_path: Path) -> None:
+    write_members(tmp_path, BOOK)
+    path = tmp_path / VOTERS_FILE
+    whole = path.read_text()
+    path.write_text(whole.replace('"at_index": 7', '"at_index": 71'))
+    with pytest.raises(ConfigError, match="cannot be read .its checksum is another"):
+        read_members(tmp_path)
+    path.write_text(re.sub(r',\s*"crc32": [0-9]+', "", whole))
+    assert read_members(tmp_path) == BOOK
 
 
 def test_a_configuration_that_disagrees_is_reported_and_not_obeyed(
