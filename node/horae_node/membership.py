@@ -17,6 +17,7 @@ from horae_node.core.commands import (
     Command,
     MemberAddress,
     MoveMember,
+    Nothing,
     PromoteMember,
     RemoveMember,
     SetMembers,
@@ -59,6 +60,8 @@ class Membership:
         self._session = session
         self._hand_over = hand_over
         self._changing = False
+        self.settling: str | None = None
+        """Who counts by the state, and is not told of as counting yet."""
         self._near_since_ms: int | None = None
         self._waiting: list[asyncio.Future[None]] = []
 
@@ -168,29 +171,38 @@ class Membership:
     async def promote(self) -> None:
         """Let the learner count. Whatever hinders it is tried again at the next look."""
         self._near_since_ms = None
-        node_id = self._raft.roster.learners[0].node_id
+        node_id = self.settling = self._raft.roster.learners[0].node_id
         try:
             voters = {member.node_id for member in self._raft.roster.voters}
             self._require_majority(voters | {node_id}, f"with {node_id}")
             await self._change(PromoteMember(node_id))
         except (Refused, NotApplied, OutcomeUnknown) as error:
             log.event("promotion_put_off", learner=node_id, reason=str(error))
+        finally:
+            self.settling = None
+            self._tell()
 
     # ------------------------------------------------------------------ inside
 
     async def _change(self, command: Command) -> None:
-        """One at a time, from proposal to apply: the next is proposed by a leader that has applied the one before."""
+        """One at a time, from proposal to apply: the next is proposed by a leader that has applied the one before.
+
+        Its end is told once an entry after it is stored by a majority of the members as they are now: with that entry
+        they learn that the change is committed. Else this node might be gone before anybody has heard so, and those
+        who are left, a majority, would count as before and find none.
+        """
         self._require_turn()
         self._changing = True
         try:
             results = await self._proposer.run([*self._first(), command])
+            outcome = results[-1]
+            if isinstance(outcome, (NotApplied, OutcomeUnknown)):
+                raise outcome
+            if isinstance(outcome, Rejected):
+                raise Refused(outcome.code, outcome.detail)
+            await self._proposer.run_one(Nothing())
         finally:
             self._changing = False
-        outcome = results[-1]
-        if isinstance(outcome, (NotApplied, OutcomeUnknown)):
-            raise outcome
-        if isinstance(outcome, Rejected):
-            raise Refused(outcome.code, outcome.detail)
 
     def _first(self) -> Sequence[Command]:
         """Before the first change the configured members are written down, in the same entry. Once they are, it does
@@ -238,7 +250,7 @@ class Membership:
         """Or is removed, or the time is up. Raises: `NotApplied` when this node leads no more."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
-        while self._raft.roster.standing(node_id) == "learner":
+        while self._raft.roster.standing(node_id) == "learner" or self.settling == node_id:
             left_s = deadline - loop.time()
             if left_s <= 0 or not await self._wait_for_news(left_s):
                 return

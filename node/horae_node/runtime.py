@@ -418,6 +418,7 @@ class Node:
     def _member_view(self, member: Member) -> wire.MemberView:
         status, node_id = self._raft.status(), member.node_id
         own = node_id == self._config.node_id
+        counts = member in self._raft.roster.voters and node_id != self._membership.settling
         peer = status.peers.get(node_id)
         leading = status.role == "leader"
         match = status.durable_log_index if own else (peer.match_index if peer and leading else None)
@@ -427,7 +428,7 @@ class Node:
             node=node_id,
             url=member.http_url,
             raft_address=member.raft_address,
-            standing="voter" if member in self._raft.roster.voters else "learner",
+            standing="voter" if counts else "learner",
             role=status.role if own else ("leader" if node_id == status.leader_id else "follower"),
             connected=own or (peer is not None and peer.connected),
             match_index=match,

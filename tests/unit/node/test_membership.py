@@ -8,7 +8,8 @@ import pytest
 from tests.helpers.one_node import OneNode, settle
 
 from horae import wire
-from horae_node import membership
+from horae_node import codec, membership
+from horae_node.core.commands import Nothing
 from horae_node.errors import NotApplied, Refused
 from horae_node.membership import CAUGHT_UP_ENTRIES, CAUGHT_UP_MS
 from horae_node.raft.port import Member, PeerStatus
@@ -62,6 +63,28 @@ async def test_a_new_node_counts_once_it_has_caught_up() -> None:
     await promote(node)
     assert await adding == "voter"
     assert await node.membership.add(N4) == "voter", "a repeat"
+
+
+async def test_a_change_is_told_once_an_entry_after_it_is_stored() -> None:
+    """By a majority that counts the new node: with that entry it learns that the change is committed. Else the leader
+    might be gone with the news, and who is left would count as before."""
+    node = await of_three()
+    adding = asyncio.create_task(node.membership.add(N4))
+    await settle()
+    node.raft.hold = True
+    promoting = asyncio.create_task(promote(node))
+    await settle()
+    node.raft.commit_all()
+    assert standing(node, "n4") == "voter"
+    node.membership.on_roster()
+    await settle()
+    assert node.membership.settling == "n4"
+    assert not adding.done()
+    assert [type(command) for command in codec.split_entry(node.raft.entries[-1])[1]] == [Nothing]
+    node.raft.commit_all()
+    await promoting
+    assert await adding == "voter"
+    assert node.membership.settling is None
 
 
 async def test_a_learner_that_is_far_behind_or_gone_again_is_not_promoted() -> None:
@@ -122,6 +145,7 @@ async def test_a_second_change_while_one_is_under_way_is_refused() -> None:
     first = asyncio.create_task(node.membership.remove("n3"))
     await settle()
     assert "under way" in str(await refusal(node.membership.remove("n2")))
+    node.raft.hold = False
     node.raft.commit_all()
     await first
     assert standing(node, "n2") == "voter"
@@ -161,6 +185,7 @@ async def test_a_leader_whose_removal_is_refused_leads_on() -> None:
     await settle()
     assert "under way: wait for it" in str(await refusal(node.membership.remove("n1")))
     assert node.raft.handed_to == []
+    node.raft.hold = False
     node.raft.commit_all()
     await removing
     adding.cancel()

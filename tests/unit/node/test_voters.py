@@ -46,7 +46,7 @@ def test_a_flipped_bit_is_found_and_a_file_of_before_there_was_a_checksum_is_rea
     path = tmp_path / VOTERS_FILE
     whole = path.read_text()
     path.write_text(whole.replace('"at_index": 7', '"at_index": 71'))
-    with pytest.raises(ConfigError, match="cannot be read .its checksum is another"):
+    with pytest.raises(ConfigError, match=r"cannot be read .its checksum is another"):
         read_members(tmp_path)
     path.write_text(re.sub(r',\s*"crc32": [0-9]+', "", whole))
     assert read_members(tmp_path) == BOOK
