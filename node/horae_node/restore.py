@@ -124,17 +124,20 @@ def survey(config: NodeConfig, clock: Clock) -> Survivor:
 def recover(config: NodeConfig, clock: Clock) -> Survivor:
     """Make this node, the only one in the configuration's members, the only voter of its data directory.
 
-    What it was. Its peers of before, should they come back, refuse it. A second call does nothing more.
+    What it was. Its peers of before, should they come back, refuse it. A second call does nothing more; one that was
+    broken off is done again, and until then no node starts there.
     Raises: `ConfigError` when members name another node too or the directory never ran; storage's refusals.
     """
     directory = _open_survivor(config)
     try:
         survivor = _survey(config, directory, clock)
+        directory.begin_recovery()
         _apply_tail(directory, clock)  # a change of members in it would come after they were forgotten
         _forget_members(directory)
         directory.begin_anew()
         (config.data_dir / peer_book.FILE_NAME).unlink(missing_ok=True)
         write_voters(config.data_dir, [config.node_id])
+        directory.end_recovery()
     except OSError as error:
         raise ConfigError(f"{config.data_dir} cannot be written: {error.strerror}") from error
     except Outdated as error:
@@ -151,7 +154,7 @@ def _open_survivor(config: NodeConfig) -> Directory:
         )
     if not config.data_dir.is_dir():
         raise ConfigError(f"{config.data_dir} does not exist: there is nothing to recover")
-    directory = open_directory(config.data_dir, config.cluster, config.node_id)
+    directory = open_directory(config.data_dir, config.cluster, config.node_id, recovers=True)
     if not directory.initialised:
         directory.close()
         raise ConfigError(f"{config.data_dir} has never held a cluster: there is nothing to recover")

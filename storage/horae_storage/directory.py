@@ -34,6 +34,7 @@ from horae_storage.vacancy import (
     FOLDERS,
     IDENTITY_NAME,
     LOCK_NAME,
+    RECOVERING_NAME,
     RESTORING_NAME,
     RUNNING_NAME,
     content_of,
@@ -117,6 +118,18 @@ class Directory:
         """State and log were closed in order."""
         (self.path / RUNNING_NAME).unlink(missing_ok=True)
 
+    def begin_recovery(self) -> None:
+        """From now on no node starts here, until `end_recovery`. Raises: `DirectoryUnusable`."""
+        try:
+            write_atomically(self.path / RECOVERING_NAME, b"")
+        except OSError as error:
+            raise _unusable(self.path, error) from error
+
+    def end_recovery(self) -> None:
+        """All of it is on the disk. Raises: OSError."""
+        (self.path / RECOVERING_NAME).unlink()
+        sync_directory(self.path)
+
     def begin_anew(self) -> None:
         """Be another directory to every peer that has met this one, and of another life of the cluster to all others.
 
@@ -160,8 +173,10 @@ def require_usable(path: Path) -> None:
         raise _unusable(path, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
 
 
-def open_directory(path: Path, cluster: str, node_id: str) -> Directory:
+def open_directory(path: Path, cluster: str, node_id: str, *, recovers: bool = False) -> Directory:
     """Open the data directory of this node, made when it is new; sweeps half-finished files of an earlier process.
+
+    `recovers`: by a recovery, which alone opens what an earlier one has left half done.
 
     Raises: `ForeignDirectory`, `DirectoryInUse`, `DirectoryUnusable`; then nothing of it has changed.
     """
@@ -173,6 +188,10 @@ def open_directory(path: Path, cluster: str, node_id: str) -> Directory:
     except OSError as error:
         raise _unusable(path, error) from error
     try:
+        if not recovers and (path / RECOVERING_NAME).exists():
+            raise DirectoryUnusable(
+                f"a recovery in {path} was broken off: run `horae node recover` again, with --yes-i-lose"
+            )
         return _open_locked(path, lock_fd, cluster, node_id)
     except BaseException:
         os.close(lock_fd)

@@ -18,12 +18,14 @@ LOCK_NAME = "lock"
 RUNNING_NAME = "running"
 RESTORING_NAME = "restoring"
 """Lies there from before a restore makes anything until after the identity says that all is there."""
+RECOVERING_NAME = "recovering"
+"""Lies there while a recovery is under way: half of one would lead alone as the node that it was."""
 VOTERS_NAME = "voters.json"
 """Written by the node's room (`horae_node/voters.py`)."""
 FOLDERS = ("state", "log", "snapshots")
 
 _BEFORE_IDENTITY = frozenset({LOCK_NAME, RESTORING_NAME, temporary_of(Path(IDENTITY_NAME)).name, *FOLDERS})
-_AFTER_IDENTITY = frozenset({RUNNING_NAME, VOTERS_NAME, peer_book.FILE_NAME})
+_AFTER_IDENTITY = frozenset({RUNNING_NAME, RECOVERING_NAME, VOTERS_NAME, peer_book.FILE_NAME})
 _LOST_AND_FOUND = "lost+found"
 
 
