@@ -70,12 +70,25 @@ def _run_node(ctx: click.Context, /, config: Path | None, **flags: str | None) -
 
 @click.pass_context
 def _recover(ctx: click.Context, /, config: Path | None, yes_i_lose: bool, **flags: str | None) -> None:
-    outer_config, outer_flags = ctx.obj
-    merged = {name: flags[name] if flags[name] is not None else outer_flags[name] for name in flags}
-    loaded = _load(config or outer_config, merged)
+    loaded = _load_below(ctx, config, flags)
     from horae_http.offline import run_recover
 
     run_recover(loaded, sure=yes_i_lose)
+
+
+@click.pass_context
+def _forget(ctx: click.Context, /, peer: str, config: Path | None, **flags: str | None) -> None:
+    loaded = _load_below(ctx, config, flags)
+    from horae_http.offline import run_forget
+
+    run_forget(loaded, peer)
+
+
+def _load_below(ctx: click.Context, config: Path | None, flags: dict[str, str | None]) -> NodeConfig:
+    """Of a command below `node`: its own flags, else those before it."""
+    outer_config, outer_flags = ctx.obj
+    merged = {name: flags[name] if flags[name] is not None else outer_flags[name] for name in flags}
+    return _load(config or outer_config, merged)
 
 
 def _load(config: Path | None, flags: dict[str, str | None]) -> NodeConfig:
@@ -106,6 +119,17 @@ node.add_command(
         params=[click.Option(["--yes-i-lose"], is_flag=True, help="The other members are gone for good.")],
         help="Make a stopped node a cluster of its own, when the majority is lost for good. Without --yes-i-lose it "
         "only says what would be lost. The configuration's members name this node alone.",
+    )
+)
+
+
+node.add_command(
+    NodeCommand(
+        "forget",
+        callback=_forget,
+        params=[click.Argument(["peer"], metavar="NODE")],
+        help="Let a stopped node take the next data directory of NODE for the right one: see 'A node whose disk was "
+        "lost' in docs/operations.md, without which it can lose acknowledged jobs.",
     )
 )
 

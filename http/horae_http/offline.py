@@ -8,6 +8,7 @@ Not here: what is done (`backup.py`, `horae_node/restore.py`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +19,8 @@ from horae_node import restore
 from horae_node.clock import SystemClock
 from horae_node.config import NodeConfig
 from horae_node.errors import ConfigError
+from horae_storage import peer_book
+from horae_storage.directory import is_new, open_directory
 from horae_storage.errors import StorageError
 
 EXIT_REFUSED: Final = 1
@@ -57,6 +60,20 @@ def run_recover(config: NodeConfig, *, sure: bool) -> None:
         _fail(EXIT_USAGE, str(error))
     _print_survivor(config, survivor)
     print(f"Done: {config.node_id} is the only member now. Never start the others on their old directories again.")
+
+
+def run_forget(config: NodeConfig, peer: str) -> None:
+    """`horae node forget NODE`."""
+    try:
+        if is_new(config.data_dir):
+            _fail(EXIT_USAGE, f"{config.data_dir} is no node's yet: it knows nobody")
+        with contextlib.closing(open_directory(config.data_dir, config.cluster, config.node_id)):
+            known = peer_book.PeerBook(config.data_dir).forget(peer)
+    except StorageError as error:
+        _fail(EXIT_USAGE, str(error))
+    if not known:
+        _fail(EXIT_REFUSED, f"{config.node_id} does not know {peer}: nothing was changed")
+    print(f"{config.node_id} takes the next data directory of {peer} for the right one.")
 
 
 def _print_survivor(config: NodeConfig, found: restore.Survivor) -> None:

@@ -23,6 +23,8 @@ ROOM_BYTES_MIN: Final = 64 << 20
 ROOM_BYTES_AGAIN: Final = 72 << 20
 """Free disk from which a low disk is low no more: a state's commit makes and frees some, and is not worth two lines."""
 
+_WANTED: Final = f" ({ROOM_BYTES_AGAIN >> 20} MiB free at least)"
+
 HAND_ON_MS: Final = 10_000
 """Between two attempts to hand over: each holds writes up for a second when it is in vain."""
 
@@ -73,7 +75,12 @@ class DiskRoom:
         room_bytes = ROOM_BYTES_AGAIN if self._low else ROOM_BYTES_MIN
         low = free_bytes < room_bytes or status.disk_full or self._is_state_full()
         if low and not self._low:
-            log.warning("disk_low", free_bytes=free_bytes, refused="new work, where this node leads")
+            log.warning(
+                "disk_low",
+                free_bytes=free_bytes,
+                wanted_bytes=ROOM_BYTES_AGAIN,
+                refused="new work, where this node leads",
+            )
         elif self._low and not low:
             log.event("disk_low_ended", free_bytes=free_bytes)
         self._low = low
@@ -126,11 +133,11 @@ class DiskRoom:
         who calls is told to ask that one."""
         names, before = ", ".join(low), self._proposer.no_room
         if self._is_majority(low):
-            no_room = f"too little room on the disks of too many nodes: make room on {names}"
+            no_room = f"too little room on the disks of too many nodes: make room on {names}{_WANTED}"
         elif self._low and not self._is_under_way:
             no_room = (
                 f"too little room on the disk of {self._node_id}, which leads, and nobody who has room can take over "
-                f"now: make room on {names}"
+                f"now: make room on {names}{_WANTED}"
             )
         else:
             no_room = None

@@ -38,6 +38,9 @@ PROMOTE_WAIT_S: Final = 30.0
 REACH_WAIT_S: Final = 5.0
 """A node that runs is reached well within it, some redials long. One that is not is nothing to wait for."""
 
+WAITS_TOLD_MS: Final = 10_000
+"""A learner that does not count for so long is worth a line."""
+
 log = get_log("members")
 
 
@@ -62,8 +65,13 @@ class Membership:
         self._changing = False
         self.settling: str | None = None
         """Who counts by the state, and is not told of as counting yet."""
-        self._near_since_ms: int | None = None
+        self._forget_waits()
         self._waiting: list[asyncio.Future[None]] = []
+
+    def _forget_waits(self) -> None:
+        self._near_since_ms: int | None = None
+        self._waits_since_ms: int | None = None
+        self._waits_told = False
 
     # ------------------------------------------------------------------ what operators ask
 
@@ -146,12 +154,12 @@ class Membership:
 
     def on_roster(self) -> None:
         """Members changed."""
-        self._near_since_ms = None
+        self._forget_waits()
         self._tell()
 
     def on_leadership(self) -> None:
         """Role or session changed."""
-        self._near_since_ms = None
+        self._forget_waits()
         self._tell()
 
     def is_promotion_due(self, now_ms: int) -> bool:
@@ -161,12 +169,23 @@ class Membership:
             return False
         status = self._raft.status()
         peer = status.peers.get(learners[0].node_id)
-        if peer is None or not peer.connected or status.last_index - peer.match_index > CAUGHT_UP_ENTRIES:
+        lag = status.last_index - (0 if peer is None else peer.match_index)
+        if peer is None or not peer.connected or lag > CAUGHT_UP_ENTRIES:
             self._near_since_ms = None
+            self._note_waits(now_ms, learners[0].node_id, None if peer is None or not peer.connected else lag)
             return False
         if self._near_since_ms is None:
             self._near_since_ms = now_ms
         return now_ms - self._near_since_ms >= CAUGHT_UP_MS
+
+    def _note_waits(self, now_ms: int, learner: str, lag: int | None) -> None:
+        """Say once what keeps a learner from counting, when it takes long: nobody else can be added meanwhile."""
+        if self._waits_since_ms is None:
+            self._waits_since_ms = now_ms
+        elif not self._waits_told and now_ms - self._waits_since_ms >= WAITS_TOLD_MS:
+            self._waits_told = True
+            reason = "it is not reached" if lag is None else f"it is {lag} entries behind"
+            log.event("promotion_put_off", learner=learner, reason=reason)
 
     async def promote(self) -> None:
         """Let the learner count. Whatever hinders it is tried again at the next look."""

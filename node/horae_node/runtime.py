@@ -447,9 +447,9 @@ class Node:
         yield _gauge("horae_raft_term", "Raft term.", status.term)
         yield _gauge("horae_raft_commit_index", "Highest committed log index known here.", status.commit_index)
         yield _gauge("horae_raft_applied_index", "Highest applied log index.", status.applied_index)
-        yield _gauge(
-            "horae_raft_lag_entries", "Entries committed and not applied here.", self._lag(status.commit_index)
-        )
+        known_commit = max(status.commit_index, status.leader_commit or 0)
+        yield _gauge("horae_raft_lag_entries", "Entries committed and not applied here.", self._lag(known_commit))
+        yield _gauge("horae_disk_free_bytes", "Room on the disk of the data directory.", self._host.free_bytes())
         yield _gauge("horae_state_bytes", "Bytes of the state on disk.", self._applier.size_bytes())
         yield _gauge("horae_machine_version", "Rules that the cluster runs by.", self._applier.meta().machine_version)
         yield _gauge("horae_machine_version_known", "Newest rules that this build knows.", self._known.newest)

@@ -70,7 +70,10 @@ class PeerBook:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError) as error:
-            raise DirectoryUnusable(f"{self._path} cannot be read ({error}); {REJOIN}") from error
+            raise DirectoryUnusable(
+                f"{self._path} cannot be read ({error}): if it was edited, mend that (`horae node forget` takes a line "
+                f"out); else {REJOIN}"
+            ) from error
         if not isinstance(known, dict) or not all(isinstance(value, str) for value in known.values()):
             raise DirectoryUnusable(f"{self._path} is damaged; {REJOIN}")
         return known

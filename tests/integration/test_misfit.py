@@ -14,6 +14,8 @@ from tests.helpers.api import Api
 from tests.helpers.cluster import CLUSTER_NAME, HOST, Cluster, NodeProcess, free_ports, poll
 from tests.helpers.refusal import run_command
 
+from horae_storage.peer_book import PeerBook
+
 pytestmark = pytest.mark.cluster
 
 FIVE_IDS = "n1,n2,n3,n4,n5"
@@ -184,6 +186,36 @@ async def test_a_member_restored_from_another_backup_ends_and_harms_nobody(tmp_p
             for job_id in ("old-0", "before", "after"):
                 (await api.call("GET", f"/v1/jobs/{job_id}", url=wrong.url)).expect(200)
             assert (await api.call("GET", "/v1/jobs/old-1", url=wrong.url)).status == 404
+            await cluster.finish()
+        finally:
+            cluster.kill_all()
+
+
+async def test_an_emptied_member_of_a_restored_cluster_comes_back_as_the_docs_say(tmp_path: Path) -> None:
+    """ "A node whose disk was lost", the three steps: it is of the life of those that it meets."""
+    older, _ = await take_backups(tmp_path)
+    cluster = Cluster(tmp_path / "new", 3)
+    async with Api(cluster.urls) as api:
+        cluster.api = api
+        try:
+            for node in cluster.nodes:
+                await restore(older, node)
+                cluster.start(node)
+            await cluster.wait_ready()
+            await submit(cluster, cluster.nodes[0], "before")
+            emptied = cluster.nodes[1]
+            cluster.kill(emptied)
+            shutil.rmtree(emptied.data_dir)
+            for node in (cluster.nodes[0], cluster.nodes[2]):
+                await cluster.stop(node)
+                PeerBook(node.data_dir).forget(emptied.name)  # or they had not met yet
+                cluster.start(node)
+            await cluster.wait_ready([cluster.nodes[0], cluster.nodes[2]])
+            cluster.start(emptied)
+            await wait_log(emptied, " info origin_adopted ")
+            await cluster.wait_ready([emptied])
+            for job_id in ("old-0", "before"):
+                (await api.call("GET", f"/v1/jobs/{job_id}?consistency=local", url=emptied.url)).expect(200)
             await cluster.finish()
         finally:
             cluster.kill_all()

@@ -173,6 +173,10 @@ def _tell_seed(seed: int, canary: str | None, schedule: list[Fault] | None = Non
 
 
 def _shrink_seed(seed: int, canary: str | None) -> int:
+    found = _run_quietly(seed, canary)
+    if not found.findings:
+        print(f"seed {seed} finds nothing: there is nothing to shrink")
+        return 1
     schedule = shrink(seed, canary=canary)
     print(f"{len(schedule)} faults are left:")
     return _tell_seed(seed, canary, schedule)

@@ -12,7 +12,7 @@ import ssl
 import threading
 import weakref
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, wait
 from contextlib import suppress
 from typing import Any, Self, TypeVar, Unpack
 
@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 _CLOSED = "this client is closed"
 _FORKED = "this client was made before a fork, and its thread stayed behind: make one in each process"
+_LOOK_SECONDS = 0.5
+"""How long Ctrl-C may be left waiting that comes just before a wait: the interpreter hears it after that only."""
 _END_SECONDS = 2.0
 """At the interpreter's end the connections get so long to be closed: it must not hang for them."""
 
@@ -145,6 +147,9 @@ class Client:
                 raise RuntimeError(_CLOSED)
             future = asyncio.run_coroutine_threadsafe(call, home.loop)
         try:
+            # Not for ever at a time: a signal that comes just before the wait is seen after it.
+            while not wait((future,), _LOOK_SECONDS).done:
+                pass
             return future.result()
         except CancelledError:
             if _exiting.is_set():

@@ -268,7 +268,9 @@ def _guarded(command: Callable[..., Any], target: Target, rest: dict[str, Any]) 
     except (errors.Unreachable, errors.ShuttingDown) as error:
         fail(EXIT_UNREACHABLE, f"{error}; is the cluster up at {target.shown_urls}? (--url, HORAE_URL)")
     except errors.OutcomeUnknown as error:
-        look = f"`horae job {error.job_id}`, or repeat with --id {error.job_id}" if error.job_id else "`horae jobs`"
+        look = "`horae cluster`" if _is_of_cluster() else "`horae jobs`"
+        if error.job_id:
+            look = f"`horae job {error.job_id}`, or repeat with --id {error.job_id}"
         fail(EXIT_UNREACHABLE, f"{error}; look with {look}")
     except (errors.Unauthenticated, errors.Forbidden) as error:
         fail(EXIT_REFUSED, f"{error}; give a token that may (--token, HORAE_TOKEN)")
@@ -276,6 +278,12 @@ def _guarded(command: Callable[..., Any], target: Target, rest: dict[str, Any]) 
         fail(EXIT_REFUSED, str(error))
     except show.Unshown as error:
         _end_unshown(error)
+
+
+def _is_of_cluster() -> bool:
+    """The command is one of those below `cluster`."""
+    above = click.get_current_context().parent
+    return above is not None and above.command is cluster
 
 
 def _end_unshown(error: show.Unshown, what: str = "") -> NoReturn:

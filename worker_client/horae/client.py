@@ -246,10 +246,14 @@ class AsyncClient:
         """Take a node in: `voter` once it counts, `learner` while it still catches up (it counts by itself then), or,
         with `connected` False, while nothing answers at its address: start it with `join`.
 
-        The same again is a repeat. Raises: `Conflict`, with the reason.
+        The answer waits for that for half of the deadline. The same again is a repeat. Raises: `Conflict`, with the
+        reason.
         """
         body = codec.encode({"node": node, "raft_address": raft_address, "http_url": http_url})
-        answer = await self._call("POST", "/v1/cluster/members", body, deadline_seconds, wait_seconds=_MEMBER_SECONDS)
+        until = self._until(deadline_seconds)
+        wait_seconds = round(max(0.0, min((until - clock.monotonic()) / 2, _MEMBER_SECONDS)), 1)
+        path = f"/v1/cluster/members?wait_seconds={wait_seconds:g}"
+        answer = await self._call("POST", path, body, until=until, wait_seconds=wait_seconds)
         return answer.decode(wire.MemberStanding)
 
     async def remove_member(self, node: str, *, deadline_seconds: float | None = None) -> wire.MemberStanding:

@@ -163,6 +163,7 @@ class PySyncObjRaft:
         self._taking_index: int | None = None
         self._snapshots_taken = 0
         self._note_group: int | None = None
+        self._told_not_kept = False
         self._compact_at = 0.0
 
     def _tell_nobody(self) -> None:
@@ -755,7 +756,9 @@ class PySyncObjRaft:
 
     async def _rest_from_snapshots(self, error: BaseException) -> None:
         """The disk does not take it: ask again later."""
-        _events.warning("snapshot_not_kept", reason=str(error))
+        if not self._told_not_kept:
+            self._told_not_kept = True
+            _events.warning("snapshot_not_kept", reason=str(error), then="asked for again until it is")
         self._guarded(self._guard.rest_intake)
         await asyncio.sleep(SNAPSHOT_RETRY_S)
         self._guarded(self._abandon_install, False)
@@ -806,6 +809,7 @@ class PySyncObjRaft:
         if self._guard.finish_install(self._machine.install_snapshot):
             if self._machine.roster is not self._seen:
                 self._adopt_roster()
+            self._told_not_kept = False
             _events.event("snapshot_installed", index=self._core.applied)
         self._note_group = self._journal.mark
         self._wake()

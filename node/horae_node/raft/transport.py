@@ -323,7 +323,7 @@ class TcpTransport:
         if isinstance(node_id, str) and node_id not in self._addresses:
             self._hear_of(node_id, hello)
         if not isinstance(node_id, str) or (node_id not in self._addresses and node_id not in self._removed):
-            return self._unknown(node_id)
+            return self._unknown(node_id, hello)
         link.told_id = node_id
         if node_id in self._removed:
             link.is_removed = True
@@ -332,7 +332,7 @@ class TcpTransport:
             return f"node {node_id!r} answers at the address of {expected!r}"
         if expected is None and node_id > self.own_id:
             link.only_asks = hello.get("asks") is True
-            return f"node {node_id!r} waits for our call: the smaller id dials"
+            return f"node {node_id!r} waits for our call, to {_joined(*self._addresses[node_id])}: the smaller id dials"
         incarnation = hello.get("incarnation")
         if not isinstance(incarnation, str):
             return "no incarnation"
@@ -385,8 +385,13 @@ class TcpTransport:
         if book.introduces(stranger, self.own_id, own_index):
             self._receiver.on_book(book)
 
-    def _unknown(self, node_id: object) -> str:
+    def _unknown(self, node_id: object, hello: Message) -> str:
         ids = ",".join(sorted({self.own_id, *self._addresses}))
+        if not self._is_of_our_life(hello):
+            return (
+                f"unknown node {node_id!r}, of another life of the cluster: members here are {ids}: leave its "
+                "directory alone, and let the machine join under a new id with an empty one"
+            )
         way_in = "with join" if "book" in self.hello else "with the same members in its configuration, or with join"
         return f"unknown node {node_id!r}: members here are {ids}: start it {way_in}"
 

@@ -143,7 +143,7 @@ async def test_nobody_is_handed_over_to_who_has_no_room_or_is_not_there_or_is_fa
     disk.free_bytes = LITTLE
     disk.look()
     assert disk.called == []
-    disk.require_refusal("make room on n1")
+    disk.require_refusal("make room on n1 (72 MiB free at least)")
 
 
 async def test_a_follower_some_entries_behind_has_caught_up() -> None:
@@ -160,7 +160,7 @@ async def test_where_a_majority_is_low_nobody_hands_over_and_the_refusal_says_wh
     disk.free_bytes = LITTLE
     disk.look()
     assert disk.called == []
-    disk.require_refusal("of too many nodes: make room on n1, n2")
+    disk.require_refusal("of too many nodes: make room on n1, n2 (72 MiB free at least)")
     disk.node.raft.peers["n3"] = peer(low=True)
     disk.look(HAND_ON_MS)
     assert disk.called == [], "all low: nobody could do better"
@@ -169,7 +169,7 @@ async def test_where_a_majority_is_low_nobody_hands_over_and_the_refusal_says_wh
 async def test_a_leader_with_room_refuses_as_well_where_a_majority_is_low() -> None:
     disk = Disk(n2=peer(low=True), n3=peer(low=True))
     disk.look()
-    disk.require_refusal("make room on n2, n3")
+    disk.require_refusal("make room on n2, n3 (72 MiB free at least)")
     disk.node.proposer.require_room(ending=True)
     disk.node.raft.peers["n3"] = peer()
     disk.look()
@@ -188,7 +188,7 @@ async def test_a_cluster_of_one_says_where_room_is_wanted() -> None:
     disk = Disk()
     disk.free_bytes = LITTLE
     disk.look()
-    disk.require_refusal("make room on n1")
+    disk.require_refusal("make room on n1 (72 MiB free at least)")
 
 
 async def test_who_does_not_command_refuses_nothing_and_hands_nothing_over() -> None:

@@ -11,7 +11,7 @@ from horae import wire
 from horae_node import codec, membership
 from horae_node.core.commands import Nothing
 from horae_node.errors import NotApplied, Refused
-from horae_node.membership import CAUGHT_UP_ENTRIES, CAUGHT_UP_MS
+from horae_node.membership import CAUGHT_UP_ENTRIES, CAUGHT_UP_MS, WAITS_TOLD_MS
 from horae_node.raft.port import Member, PeerStatus
 
 N4 = Member("n4", "n4:1", "http://n4")
@@ -63,6 +63,18 @@ async def test_a_new_node_counts_once_it_has_caught_up() -> None:
     await promote(node)
     assert await adding == "voter"
     assert await node.membership.add(N4) == "voter", "a repeat"
+
+
+async def test_what_keeps_a_learner_from_counting_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "horae.members")
+    node = await of_three()
+    adding = asyncio.create_task(node.membership.add(N4))
+    await settle()
+    for now_ms in (0, WAITS_TOLD_MS - 1, WAITS_TOLD_MS, 2 * WAITS_TOLD_MS):
+        assert not node.membership.is_promotion_due(now_ms)
+    told = [record.horae_fields["reason"] for record in caplog.records if record.msg == "promotion_put_off"]  # type: ignore[attr-defined]
+    assert told == ["it is not reached"]
+    adding.cancel()
 
 
 async def test_a_change_is_told_once_an_entry_after_it_is_stored() -> None:

@@ -14,11 +14,37 @@ from tests.helpers.one_node import OneNode, settle
 from horae import wire
 from horae_node.core import views
 from horae_node.errors import NotApplied
-from horae_node.raft.port import PeerStatus
-from horae_node.service import CLAIM_BYTES_MAX, Refused
+from horae_node.membership import CAUGHT_UP_ENTRIES
+from horae_node.raft.port import Member, PeerStatus
+from horae_node.service import CLAIM_BYTES_MAX, NOT_CAUGHT_UP_ENTRIES, Refused
 
 LARGE = {"payload": "x" * (wire.PAYLOAD_BYTES_MAX - 2)}
 PER_PAGE = wire.ANSWER_BYTES_MAX // wire.PAYLOAD_BYTES_MAX
+
+
+async def test_a_follower_is_ready_once_it_has_what_its_leader_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And stays so through a moment's load: what it has heard itself says nothing of what it lacks."""
+    node = await OneNode().open()
+    raft = node.raft
+    told: dict[str, Any] = {"leader_commit": None, "installs": False, "commit_index": 0, "applied_index": 5}
+    status = raft.status()
+    monkeypatch.setattr(raft, "status", lambda: status._replace(role="follower", **told))
+    raft.is_leader, raft.leader_id = False, "n2"
+    node.session.close()
+    node.service.set_members([Member("n2", "n2:1", "http://n2")])
+    seen = []
+    for change in (
+        {"leader_commit": None},
+        {"leader_commit": 5 + CAUGHT_UP_ENTRIES + 1},
+        {"leader_commit": 5 + CAUGHT_UP_ENTRIES, "installs": True},
+        {"installs": False},
+        {"leader_commit": 5 + NOT_CAUGHT_UP_ENTRIES},
+        {"leader_commit": 5 + NOT_CAUGHT_UP_ENTRIES + 1},
+        {"leader_commit": 5 + NOT_CAUGHT_UP_ENTRIES},
+    ):
+        told.update(change)
+        seen.append(node.service.ready()[0])
+    assert seen == [False, False, False, True, True, False, False]
 
 
 async def _submit_large(node: OneNode, count: int) -> None:

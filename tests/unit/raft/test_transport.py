@@ -762,6 +762,7 @@ async def test_a_stranger_restored_from_another_backup_ends_nobody(pair: Pair, n
     writer.write(frame(HELLO | {"node": node, "origin": "older"}))
     refused = msgpack.unpackb((await reader.read())[4:])
     assert "unknown node" in refused["refused"]
+    assert "of another life of the cluster" in refused["refused"]
     assert two.misfits == []
     writer.close()
 
@@ -852,7 +853,7 @@ async def test_one_that_answers_and_does_not_call_is_told(pair: Pair) -> None:
     await two.wait_told(two.unreachable)
     await one.wait_told(one.unreachable)
     assert one.unreachable == [("n2", "127.0.0.1:1", "Connection refused")]
-    words = "refused by the peer: node 'n2' waits for our call: the smaller id dials"
+    words = "refused by the peer: node 'n2' waits for our call, to 127.0.0.1:1: the smaller id dials"
     assert two.unreachable == [("n1", pair.members[0].raft_address, words)]
 
 

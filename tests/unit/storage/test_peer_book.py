@@ -70,5 +70,5 @@ def test_a_first_meeting_that_cannot_be_written_down_is_put_off(
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"n2": 1}', b"\xff"])
 def test_a_damaged_book_is_refused_with_its_name(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE_NAME).write_bytes(content)
-    with pytest.raises(DirectoryUnusable, match=f"{FILE_NAME} .*; keep the files for inspection"):
+    with pytest.raises(DirectoryUnusable, match=f"{FILE_NAME} .*keep the files for inspection"):
         PeerBook(tmp_path)
