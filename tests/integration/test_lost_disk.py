@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
 
 import pytest
 from tests.helpers.cluster import Cluster, NodeProcess, poll, running_cluster
+from tests.helpers.refusal import require_refusal, run_command
 
 from horae.client import AsyncClient
-from horae_storage.peer_book import PeerBook
 
 pytestmark = pytest.mark.cluster
 
@@ -43,8 +44,12 @@ async def test_an_emptied_node_helps_nobody_to_power(tmp_path: Path) -> None:
             assert answer.status == 200
 
         for node in (leader, behind):  # as docs/operations.md says, with a majority up and whole
+            forget = ("node", "forget", emptied.name, "--config", str(node.config_path))
+            require_refusal(await asyncio.to_thread(run_command, *forget), "in use by another process")
             await cluster.stop(node)
-            assert PeerBook(node.data_dir).forget(emptied.name)
+            assert (await asyncio.to_thread(run_command, *forget)).returncode == 0
+            again = await asyncio.to_thread(run_command, *forget)
+            require_refusal(again, f"{node.name} does not know {emptied.name}: nothing was changed", code=1)
             cluster.start(node)
         await cluster.wait_ready()
         assert len(set((await cluster.digests()).values())) == 1
