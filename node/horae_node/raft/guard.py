@@ -426,7 +426,8 @@ class Guard:
         self._pre_vote_id += 1
         self._pre_vote_won = False
         link.got_seq = message["seq"]
-        self._leader_told = (term, message["commit_index"])
+        told_term, told = self._leader_told
+        self._leader_told = (term, max(told if told_term == term else 0, message["commit_index"]))
         if "prevLogIdx" in message:
             self._take_entries(link, message)
         else:
@@ -806,7 +807,7 @@ class Guard:
             "type": "append_entries",
             "term": self._core.term,
             "seq": link.seq,
-            "commit_index": 0,
+            "commit_index": self._core.commit,  # moves nothing there, and says how far behind it is
             "serialized": None,
         }
         self._send(link, message)

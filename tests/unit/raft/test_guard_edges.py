@@ -11,7 +11,18 @@ from pathlib import Path
 from zlib import crc32
 
 import pytest
-from tests.unit.raft.messages import answer, answers, append, beat, far_back, matched, next_index, offer_snapshot, piece
+from tests.unit.raft.messages import (
+    answer,
+    answers,
+    append,
+    beat,
+    far_back,
+    leave_behind,
+    matched,
+    next_index,
+    offer_snapshot,
+    piece,
+)
 from tests.unit.raft.script import Script, ScriptNode
 
 from horae_node.errors import Fatal
@@ -194,6 +205,22 @@ def test_8_who_installs_says_so_and_is_waited_for(led: Script) -> None:
     led.tick("a", after_ms=70)
     led.deliver("a", "c")
     assert [m["installs"] for m in led.under_way("c", "a") if "installs" in m] == [True]
+
+
+def test_10_who_is_sent_nothing_but_beats_hears_how_far_its_leader_is(led: Script) -> None:
+    """It has heard of no entry that it lacks: by its own log it would take itself for caught up."""
+    leave_behind(led)
+    led["a"].journal.cut_below(20)
+    led.rejoin("c")
+    led["a"].rewind("c", 3)
+    led["a"].send()
+    for _ in range(3):
+        led.tick("a", after_ms=70)
+        led.deliver("a", "c")
+        led.deliver("c", "a")
+    assert led["c"].core.commit < led["a"].core.commit
+    assert led["c"].guard.leader_commit == led["a"].core.commit
+    assert not led["c"].guard.has_all_before_reign()
 
 
 def test_8_a_gap_behind_an_install_under_way_is_no_reason_to_begin_again(led: Script) -> None:
