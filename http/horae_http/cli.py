@@ -84,6 +84,14 @@ def _forget(ctx: click.Context, /, peer: str, config: Path | None, **flags: str 
     run_forget(loaded, peer)
 
 
+@click.pass_context
+def _adopt(ctx: click.Context, /, origin: str, config: Path | None, **flags: str | None) -> None:
+    loaded = _load_below(ctx, config, flags)
+    from horae_http.offline import run_adopt
+
+    run_adopt(loaded, origin)
+
+
 def _load_below(ctx: click.Context, config: Path | None, flags: dict[str, str | None]) -> NodeConfig:
     """Of a command below `node`: its own flags, else those before it."""
     outer_config, outer_flags = ctx.obj
@@ -130,6 +138,18 @@ node.add_command(
         params=[click.Argument(["peer"], metavar="NODE")],
         help="Let a stopped node take the next data directory of NODE for the right one: see 'A node whose disk was "
         "lost' in docs/operations.md, without which it can lose acknowledged jobs.",
+    )
+)
+
+
+node.add_command(
+    NodeCommand(
+        "adopt",
+        callback=_adopt,
+        params=[click.Argument(["origin"])],
+        help="Make the empty directory of a lost member, which is to be taken in again under its old id, one of the "
+        "cluster's present life: ORIGIN as GET /v1/cluster tells it. See 'A node whose disk was lost' in "
+        "docs/operations.md, without which it can lose acknowledged jobs.",
     )
 )
 

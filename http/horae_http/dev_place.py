@@ -70,9 +70,13 @@ def own_data_dir(options: DevOptions) -> Iterator[None]:
 
 
 def _require_ours(root: Path) -> None:
-    """A directory of somebody else's is not moved in beside. Raises: `ConfigError`, OSError."""
-    ours = {LAYOUT_FILE, LOCK_FILE, temporary_of(Path(LAYOUT_FILE)).name, *(f"n{i + 1}" for i in range(max(SIZES)))}
-    strange = next((it.name for it in content_of(root) if it.name not in ours), None)
+    """A directory of somebody else's is not moved in beside; what file managers and the like leave hidden in any is
+    nobody's. Raises: `ConfigError`, OSError."""
+    ours = {temporary_of(Path(LAYOUT_FILE)).name, *(f"n{i + 1}" for i in range(max(SIZES)))}
+    found = [it.name for it in content_of(root) if not it.name.startswith(".")]
+    if {LAYOUT_FILE, LOCK_FILE} & set(found):
+        return
+    strange = next((name for name in found if name not in ours), None)
     if strange is not None:
         raise ConfigError(f"{root} holds {strange}, which is not of horae dev: choose another with --data")
 

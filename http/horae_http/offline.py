@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,13 +68,29 @@ def run_forget(config: NodeConfig, peer: str) -> None:
     try:
         if is_new(config.data_dir):
             _fail(EXIT_USAGE, f"{config.data_dir} is no node's yet: it knows nobody")
-        with contextlib.closing(open_directory(config.data_dir, config.cluster, config.node_id)):
+        with contextlib.closing(open_directory(config.data_dir, config.cluster, config.node_id)) as directory:
             known = peer_book.PeerBook(config.data_dir).forget(peer)
+            directory.give_to_owner()
     except StorageError as error:
         _fail(EXIT_USAGE, str(error))
     if not known:
         _fail(EXIT_REFUSED, f"{config.node_id} does not know {peer}: nothing was changed")
     print(f"{config.node_id} takes the next data directory of {peer} for the right one.")
+
+
+def run_adopt(config: NodeConfig, origin: str) -> None:
+    """`horae node adopt ORIGIN`."""
+    if re.fullmatch(r"[0-9a-f]{64}", origin) is None:
+        _fail(EXIT_USAGE, "ORIGIN is 64 hexadecimal digits: copy what GET /v1/cluster of the others says")
+    try:
+        if not is_new(config.data_dir):
+            _fail(EXIT_USAGE, f"{config.data_dir} is a node's already: only an empty directory can be adopted")
+        with contextlib.closing(open_directory(config.data_dir, config.cluster, config.node_id)) as directory:
+            directory.adopt_origin(origin)
+            directory.give_to_owner()
+    except StorageError as error:
+        _fail(EXIT_USAGE, str(error))
+    print(f"{config.data_dir} is of the life of the cluster that began with {origin[:12]}.")
 
 
 def _print_survivor(config: NodeConfig, found: restore.Survivor) -> None:

@@ -12,6 +12,7 @@ import difflib
 import ipaddress
 import json
 import re
+import socket
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ ENV_PREFIX: Final = "HORAE_"
 ENV_OF_OTHERS: Final = frozenset({"HORAE_URL", "HORAE_TOKEN", "HORAE_CONFIG"})
 """Variables of the same prefix that are not keys: the client's two, and the place of the file."""
 
+_HOST = re.compile(r"[A-Za-z0-9_.:%-]+")
+"""Of names and of IPv6 addresses."""
 _BROADCAST = ipaddress.ip_address("255.255.255.255")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -139,19 +142,33 @@ def _require_host(host: str) -> None:
         name = host.encode("idna").decode("ascii")
     except UnicodeError:
         raise ValueError(f"must name a host, and {host!r} cannot be one") from None
+    if host.isascii() and _HOST.fullmatch(host) is None:
+        raise ValueError(f"must name a host, and {host!r} cannot be one")
     if not host.isascii():
         raise ValueError(f"must name its host in ASCII: write {host!r} as {name}")
 
 
 def _require_reachable(host: str) -> None:
-    try:
-        ip = ipaddress.ip_address(host)
-    except ValueError:
+    ip = _ip_of(host)
+    if ip is None:
         return  # a name
     if ip.is_unspecified or ip.is_multicast or ip == _BROADCAST:
         raise ValueError(
             f"must be an address that others reach, and nobody is reached at {host}; bind with raft_listen"
         )
+
+
+def _ip_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """As the system's resolver reads it, to which `0` and `0x0` are addresses as well; None for a name."""
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        try:
+            return ipaddress.IPv4Address(socket.inet_aton(host.rstrip(".")))
+        except OSError:
+            return None
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return mapped or ip
 
 
 def parse_url(given: Any) -> str:

@@ -131,7 +131,6 @@ class SystemHost:
             incarnation=self._directory.incarnation,
             check_peer=self._peers.check,
             origin=self._directory.origin,
-            adopt_origin=self._directory.adopt_origin,
         )
 
     def dice(self) -> random.Random:

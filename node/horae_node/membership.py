@@ -88,7 +88,8 @@ class Membership:
             )
         if known is None:
             self._require_idle()
-        await self._change(AddMember(*member))
+        if self.settling != member.node_id:  # else this is a repeat, and what is under way is just this
+            await self._change(AddMember(*member))
         await self._wait_until_it_counts(member.node_id, min(wait_s, REACH_WAIT_S))
         if self.is_connected(member.node_id):
             await self._wait_until_it_counts(member.node_id, wait_s - REACH_WAIT_S)

@@ -138,6 +138,7 @@ def recover(config: NodeConfig, clock: Clock) -> Survivor:
         (config.data_dir / peer_book.FILE_NAME).unlink(missing_ok=True)
         write_voters(config.data_dir, [config.node_id])
         directory.end_recovery()
+        directory.give_to_owner()
     except OSError as error:
         raise ConfigError(f"{config.data_dir} cannot be written: {error.strerror}") from error
     except Outdated as error:

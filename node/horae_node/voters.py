@@ -13,6 +13,7 @@ from zlib import crc32
 
 import msgspec
 
+from horae_node.config import parse_address
 from horae_node.errors import ConfigError
 from horae_node.raft.port import Member, Roster
 from horae_storage.files import write_atomically
@@ -67,12 +68,22 @@ def write_members(data_dir: Path, book: Roster) -> None:
     write_atomically(data_dir / VOTERS_FILE, msgspec.json.format(msgspec.json.encode(kept)) + b"\n")
 
 
+def _require_sense(book: _Book) -> None:
+    """Raises: ValueError."""
+    if not 0 <= book.at_index < 2**63:
+        raise ValueError(f"at_index is {book.at_index}")
+    for member in (*book.voters, *book.learners):
+        parse_address(member.raft_address)
+
+
 def _read(data_dir: Path) -> _Book | list[str] | None:
     path = data_dir / VOTERS_FILE
     try:
         found = msgspec.json.decode(path.read_bytes(), type=_Book | list[str])
         if isinstance(found, _Book) and found.crc32 not in (None, found.sum):
             raise ValueError("its checksum is another")
+        if isinstance(found, _Book):
+            _require_sense(found)
         return found
     except FileNotFoundError:
         return None

@@ -143,6 +143,15 @@ class Directory:
         self.note_origin(Origin(sha256, 0))
         _write_identity(self.path, self._identity)
 
+    def give_to_owner(self) -> None:
+        """Where root worked in another's directory, what it wrote anew is the owner's. Raises: `DirectoryUnusable`."""
+        try:
+            owner = foreign_owner(self.path)
+            for file in (it for folder in (self.path, *self.folders) for it in content_of(folder)):
+                give(file, owner)
+        except OSError as error:
+            raise _unusable(self.path, error) from error
+
     def close(self) -> None:
         """Give up the lock. A second call does nothing."""
         if self._lock_fd is not None:

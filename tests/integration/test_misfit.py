@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.helpers.api import Api
 from tests.helpers.cluster import CLUSTER_NAME, HOST, Cluster, NodeProcess, free_ports, poll
-from tests.helpers.refusal import run_command
+from tests.helpers.refusal import require_refusal, run_command
 
 from horae_storage.peer_book import PeerBook
 
@@ -192,7 +192,8 @@ async def test_a_member_restored_from_another_backup_ends_and_harms_nobody(tmp_p
 
 
 async def test_an_emptied_member_of_a_restored_cluster_comes_back_as_the_docs_say(tmp_path: Path) -> None:
-    """ "A node whose disk was lost", the three steps: it is of the life of those that it meets."""
+    """By the three steps of operations.md. Of which life it is, nobody but its operator may tell it: empty nodes that took
+    it from whom they met would elect each other over nothing, and pass for those that were restored."""
     older, _ = await take_backups(tmp_path)
     cluster = Cluster(tmp_path / "new", 3)
     async with Api(cluster.urls) as api:
@@ -212,7 +213,18 @@ async def test_an_emptied_member_of_a_restored_cluster_comes_back_as_the_docs_sa
                 cluster.start(node)
             await cluster.wait_ready([cluster.nodes[0], cluster.nodes[2]])
             cluster.start(emptied)
-            await wait_log(emptied, " info origin_adopted ")
+            code, last = await wait_end(emptied)
+            assert (code, "different lives of the cluster" in last) == (2, True)
+            shutil.rmtree(emptied.data_dir)
+            view = await cluster.view(cluster.nodes[0])
+            assert view is not None
+            adopt = ("node", "adopt", view["origin"], "--config", str(emptied.config_path))
+            assert (await asyncio.to_thread(run_command, *adopt)).returncode == 0
+            require_refusal(await asyncio.to_thread(run_command, *adopt), "is a node's already")
+            require_refusal(
+                await asyncio.to_thread(run_command, "node", "adopt", "x", *adopt[3:]), "64 hexadecimal digits"
+            )
+            cluster.start(emptied)
             await cluster.wait_ready([emptied])
             for job_id in ("old-0", "before"):
                 (await api.call("GET", f"/v1/jobs/{job_id}?consistency=local", url=emptied.url)).expect(200)

@@ -165,7 +165,10 @@ class Snooze(Verdict):
 
     def __init__(self, seconds: float | timedelta) -> None:
         self.seconds = _later_seconds("Snooze: seconds", seconds)
-        super().__init__(f"not for {self.seconds:g} s")
+        super().__init__(self.seconds)  # what it is made of, for copies that go to another process and back
+
+    def __str__(self) -> str:
+        return f"not for {self.seconds:g} s"
 
 
 class JobCancelled(Verdict):
@@ -179,7 +182,7 @@ def _later_seconds(argument: str, given: float | timedelta) -> float:
         raise TypeError(f"{argument} is a number of seconds or a timedelta, not {given!r}")
     if not seconds <= SPAN_SECONDS_MAX:  # nan neither
         raise ValueError(f"{argument} is at most {SPAN_SECONDS_MAX} (ten years), not {given!r}")
-    return max(0.0, float(seconds))
+    return float(max(0, seconds))
 
 
 # ---------------------------------------------------------------- problem → class

@@ -418,15 +418,10 @@ class PySyncObjRaft:
         """A peer is of another cluster by its configuration, or by its backup. It is refused, and that is all, once
         this node holds anything beyond its own backup: a newcomer that is wrong may not end who serves. Before, the
         wrong one may well be this node."""
-        if self._holds_up_to(ROOT_INDEX if origin_index is None else origin_index):
+        begun_index = ROOT_INDEX if origin_index is None else origin_index
+        nothing_held = self._machine.applied_index == self._journal.last_index == begun_index
+        if nothing_held and not self._knew_leader:
             self._fail(Misfit(reason))
-
-    def holds_nothing(self) -> bool:
-        return self._running and self._holds_up_to(ROOT_INDEX)
-
-    def _holds_up_to(self, index: int) -> bool:
-        """State and log end there, and nobody has led this node."""
-        return self._machine.applied_index == self._journal.last_index == index and not self._knew_leader
 
     def on_unreachable(self, node_id: str, address: str, reason: str, for_s: float) -> None:
         """A node that is about to end is left by its peers, and needs them no more."""

@@ -87,10 +87,6 @@ class Receiver(Protocol):
         """
         ...
 
-    def holds_nothing(self) -> bool:
-        """Neither state nor log has anything yet, and nobody has led this node."""
-        ...
-
     def on_unreachable(self, node_id: str, address: str, reason: str, for_s: float) -> None:
         """A peer could not be reached for some seconds. Once, until `on_connection` says that it was."""
         ...
@@ -142,7 +138,6 @@ class TcpTransport:
         incarnation: str = "",
         check_peer: Callable[[str, str], str | None] | None = None,
         origin: tuple[str, int] | None = None,
-        adopt_origin: Callable[[str], None] | None = None,
         server_ssl: ssl.SSLContext | None = None,
         client_ssl: ssl.SSLContext | None = None,
         rng: random.Random | None = None,
@@ -152,14 +147,12 @@ class TcpTransport:
         `incarnation` names our data directory; `check_peer(node_id, incarnation)` says why a peer with that directory
         is refused, None when it is not (`horae_storage.peer_book`). `origin`: the checksum of the backup that our
         directory was restored from, and the last entry in it; a peer with another one is refused.
-        `adopt_origin(sha256)` writes down that an empty directory is of that life of the cluster.
         """
         self.own_id = own_id
         self.hello: Message = {"v": PROTOCOL_VERSION, "cluster": cluster, "node": own_id, "incarnation": incarnation}
         if origin is not None:
             self.hello["origin"] = origin[0]
         self._origin_index = None if origin is None else origin[1]
-        self._adopt_origin = adopt_origin
         self._check_peer = check_peer
         self._addresses = {m.node_id: _split(m.raft_address) for m in members if m.node_id != own_id}
         self._reach = Reach(clock)
@@ -304,7 +297,7 @@ class TcpTransport:
         if not isinstance(hello, dict):
             return "not a hello"
         if "refused" in hello:
-            self._note_misfit(link, hello)
+            link.misfit = self._misfit(hello)
             known = (link.dialled_id or link.peer_id) in self._addresses
             if hello.get("removed") is True and known and self._is_of_our_life(hello):
                 link.sends_away = True
@@ -316,7 +309,7 @@ class TcpTransport:
             return f"cluster {hello.get('cluster')!r}, ours is {self.hello['cluster']!r}"
         node_id = hello.get("node")
         expected = link.dialled_id
-        self._note_misfit(link, hello)
+        link.misfit = self._misfit(hello)
         if link.misfit is not None:
             link.told_id = node_id
             return link.misfit
@@ -344,12 +337,9 @@ class TcpTransport:
             self._reach.refused(node_id)  # it calls as it should
         return refusal
 
-    def _note_misfit(self, link: _Link, told: Message) -> None:
-        """Why that node and this one would be of two histories, which never meet in one cluster."""
-        unlike = self._unlike(told)
-        link.misfit = unlike or self._of_another_backup(told)
-        origin = told.get("origin")
-        link.told_origin = origin if unlike is None and isinstance(origin, str) else None
+    def _misfit(self, told: Message) -> str | None:
+        """Why that node and this one would be of two histories, which never meet in one cluster; None when not."""
+        return self._unlike(told) or self._of_another_backup(told)
 
     def _of_another_backup(self, told: Message) -> str | None:
         """They are not of one beginning: the entries after it would be others.
@@ -402,7 +392,7 @@ class TcpTransport:
         """
         if link.misfit is not None:
             # Not amid the refusal: the receiver may end this node by it, and the peer shall read why.
-            asyncio.get_running_loop().call_soon(self._judge_misfit, link.misfit, link.told_origin)
+            asyncio.get_running_loop().call_soon(self._receiver.on_misfit, link.misfit, self._origin_index)
         who = link.who
         if (who, reason) in self._refusals:
             return
@@ -411,16 +401,6 @@ class TcpTransport:
             del self._refusals[next(iter(self._refusals))]
         tell = log.event if link.is_removed or link.sends_away else log.warning
         tell("peer_refused", peer=who, reason=reason)
-
-    def _judge_misfit(self, misfit: str, origin: str | None) -> None:
-        """An empty node is of no life yet: of that which its peers are of, then. It will be sent all that it lacks."""
-        empty = "origin" not in self.hello and self._receiver.holds_nothing()
-        if origin is not None and empty and self._adopt_origin is not None:
-            self._adopt_origin(origin)
-            self.hello["origin"] = origin
-            log.event("origin_adopted", origin=origin[:12])
-        else:
-            self._receiver.on_misfit(misfit, self._origin_index)
 
     def told_refusal(self, link: _Link, reason: str) -> Message:
         """What the other side reads: a misfit with what it needs to see that for itself."""
@@ -564,8 +544,6 @@ class _Link(asyncio.Protocol):
         """Who the other side says that it is, if we know such a node, or it was told of as a voter."""
         self.misfit: str | None = None
         """Why the other side and we would be of two histories."""
-        self.told_origin: str | None = None
-        """Where the other side's life of the cluster began, if that is the misfit."""
         self.refusal: str | None = None
         """Why one side did not want the other."""
         self.ended = "closed without a hello"

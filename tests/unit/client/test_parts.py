@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import copy
 import logging
+import pickle
 import signal
 import socket
 import sys
@@ -19,7 +21,7 @@ from click.testing import CliRunner
 from msgspec import structs
 
 import horae
-from horae import Claim, Client, Worker, backoff, codec, errors, logs, signals, wire
+from horae import Claim, Client, Dead, Retry, Snooze, Worker, backoff, codec, errors, logs, signals, wire
 from horae.cli import main_group
 from horae.ids import new_id
 from horae.jobs import Beat, Renewal
@@ -142,6 +144,14 @@ def test_an_heir_of_a_plain_type_is_sent_as_that(heir: Any, plain: Any) -> None:
     sent = msgspec.msgpack.decode(codec.encode_value(heir, bytes_max=100, what="x"))
     assert sent == plain
     assert type(sent) is type(plain)
+
+
+@pytest.mark.parametrize(
+    "verdict", [Retry("why", in_seconds=2), Snooze(4), Dead("never")], ids=lambda it: type(it).__name__
+)
+def test_a_verdict_survives_the_way_to_another_process(verdict: Exception) -> None:
+    for twin in (pickle.loads(pickle.dumps(verdict)), copy.copy(verdict)):
+        assert (type(twin), str(twin), vars(twin)) == (type(verdict), str(verdict), vars(verdict))
 
 
 def test_what_has_no_json_form_is_named() -> None:

@@ -210,6 +210,7 @@ async def test_verdicts_steer_the_job(server: FakeServer) -> None:
     ("verdict", "seconds"),
     [
         (lambda: Retry(in_seconds=-0.2), 0),
+        (lambda: Retry(in_seconds=-(10**400)), 0),
         (lambda: Retry(in_seconds=timedelta(minutes=1)), 60),
         (lambda: Snooze(timedelta(seconds=-3)), 0),
         (lambda: Snooze(1.5), 1.5),
@@ -231,7 +232,7 @@ async def test_a_moment_may_be_told_as_a_span_or_have_passed(
 
 
 @pytest.mark.parametrize("verdict", [lambda at: Retry(in_seconds=at), Snooze], ids=["retry", "snooze"])
-@pytest.mark.parametrize("seconds", [math.nan, math.inf, 1e9, "5", True, object()])
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, 1e9, 10**400, "5", True, object()])
 async def test_a_moment_that_is_none_is_how_the_attempt_failed(
     server: FakeServer, verdict: Callable[[Any], Exception], seconds: Any
 ) -> None:

@@ -76,6 +76,18 @@ def test_a_directory_of_somebody_elses_is_refused_untouched(tmp_path):
     assert [it.name for it in (tmp_path / ".horae").iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.parametrize("ours", [True, False])
+def test_what_file_managers_leave_hidden_is_nobodys(tmp_path, ours):
+    chosen = options(tmp_path)
+    chosen.data_dir.mkdir()
+    (chosen.data_dir / ".DS_Store").touch()
+    if ours:
+        (chosen.data_dir / "notes.txt").touch()
+        (chosen.data_dir / "dev.json").touch()
+    with dev_place.own_data_dir(chosen):
+        dev_place.note_layout(chosen)
+
+
 def begin(tmp_path: Path, *names: str) -> None:
     """What these nodes leave once they have begun."""
     for name in names:

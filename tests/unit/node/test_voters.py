@@ -34,7 +34,16 @@ def test_a_roster_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_voters(tmp_path) == ["n1", "n2"]
 
 
-@pytest.mark.parametrize("text", ["{}", '{"at_index": 1, "voters": [["n1"]], "learners": [], "removed": []}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        '{"at_index": -1, "voters": [], "learners": [], "removed": []}',
+        '{"at_index": 18446744073709551616, "voters": [], "learners": [], "removed": []}',
+        '{"at_index": 1, "voters": [["n1", "n1", "http://n1"]], "learners": [], "removed": []}',
+        '{"at_index": 1, "voters": [["n1"]], "learners": [], "removed": []}',
+    ],
+)
 def test_a_broken_roster_is_refused_with_the_fix(tmp_path: Path, text: str) -> None:
     (tmp_path / VOTERS_FILE).write_text(text)
     with pytest.raises(ConfigError, match="remove it, once `members` in the configuration"):

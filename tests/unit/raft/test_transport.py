@@ -27,7 +27,6 @@ class Told:
         self.links: list[tuple[str, bool]] = []
         self.books: list[Roster] = []
         self.is_led = False
-        self.is_empty = False
         self.sent_away = asyncio.Event()
         self.misfits: list[str] = []
         self.origin_indexes: set[int | None] = set()
@@ -47,9 +46,6 @@ class Told:
 
     def on_sent_away(self) -> None:
         self.sent_away.set()
-
-    def holds_nothing(self) -> bool:
-        return self.is_empty
 
     def on_misfit(self, reason: str, origin_index: int | None) -> None:
         self.misfits.append(reason)
@@ -94,7 +90,6 @@ class Pair:
         self.members = [Member(f"n{i}", f"127.0.0.1:{port}", "") for i, port in enumerate(free_ports(2), 1)]
         self.ends: dict[str, TcpTransport] = {}
         self.told: dict[str, Told] = {}
-        self.adopted: list[str] = []
 
     async def start(
         self,
@@ -107,7 +102,6 @@ class Pair:
         at_index: int = 0,
         origin: tuple[str, int] | None = None,
         told: Told | None = None,
-        adopts: bool = False,
     ) -> Told:
         """`knows`: the only incarnation of its peer that this end believes. `voters`: what it was configured with."""
         address = next(m.raft_address for m in self.members if m.node_id == node_id)
@@ -121,7 +115,6 @@ class Pair:
             incarnation=incarnation,
             check_peer=lambda node_id, told: None if knows in (None, told) else f"{node_id} forgot",
             origin=origin,
-            adopt_origin=self.adopted.append if adopts else None,
         )
         self.ends[node_id], self.told[node_id] = end, told or Told()
         if voters:
@@ -673,30 +666,6 @@ async def test_nodes_of_different_lives_of_the_cluster_refuse_each_other(
     assert (set(two.misfits), two.origin_indexes) == ({words.format("n1")}, {None if newer is None else newer[1]})
     assert one.links == two.links == []
     assert sorted(refusals_of(caplog)) == [("WARNING", "n1", words.format("n1")), ("WARNING", "n2", words.format("n2"))]
-
-
-@pytest.mark.parametrize("empty", ["n1", "n2"])
-async def test_an_empty_node_is_of_the_life_of_those_it_meets(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, empty: str
-) -> None:
-    """Whoever dials. Of one life only: who is of another one is refused."""
-    monkeypatch.setattr(transport, "ASK_S", 0.01)
-    monkeypatch.setattr(transport, "REDIAL_MAX_S", 0.01)
-    told = Told()
-    told.is_empty = True
-    full = "n2" if empty == "n1" else "n1"
-    for node_id in ("n1", "n2"):
-        if node_id == empty:
-            await pair.start(node_id, voters=THREE, told=told, adopts=True)
-        else:
-            await pair.start(node_id, voters=THREE, origin=("restored", 40))
-    await told.wait_links(1)
-    await pair.told[full].wait_links(1)
-    assert (pair.adopted, told.misfits) == (["restored"], [])
-    await pair.ends[full].stop()
-    await pair.start(full, voters=THREE, origin=("other", 50))
-    await told.wait_told(told.misfits)
-    assert pair.adopted == ["restored"]
 
 
 @pytest.mark.parametrize(
