@@ -192,8 +192,8 @@ async def test_a_member_restored_from_another_backup_ends_and_harms_nobody(tmp_p
 
 
 async def test_an_emptied_member_of_a_restored_cluster_comes_back_as_the_docs_say(tmp_path: Path) -> None:
-    """By the three steps of operations.md. Of which life it is, nobody but its operator may tell it: empty nodes that took
-    it from whom they met would elect each other over nothing, and pass for those that were restored."""
+    """By the three steps of operations.md. Of which life it is, nobody but its operator may tell it: empty nodes that
+    took it from whom they met would elect each other over nothing, and pass for those that were restored."""
     older, _ = await take_backups(tmp_path)
     cluster = Cluster(tmp_path / "new", 3)
     async with Api(cluster.urls) as api:
