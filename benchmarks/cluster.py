@@ -1,7 +1,8 @@
 """Nodes and other processes of a benchmark: started on free ports of the loopback, watched, always stopped.
 
 Nodes run with the defaults of `horae node`, each its own process with its data under one directory. What the operating
-system and the node say of a process (memory, bytes written, loop stall) is read here. Not here: any load (`load.py`).
+system and the node say of a process (memory, processor time, loop stall) and of the disk is read here.
+Not here: any load (`load.py`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from http_client import HOST, RawConnection
 READY_SECONDS_MAX: Final = 30.0
 STOP_SECONDS_MAX: Final = 10.0
 POLL_SECONDS: Final = 0.05
+SECTOR_BYTES: Final = 512
+"""What the kernel counts in, whatever the disk's own sectors are."""
 _METRIC: Final = re.compile(r"^(\w+)(\{[^}]*\})? (\S+)$", re.MULTILINE)
 
 
@@ -73,10 +76,6 @@ class Process:
         """Resident memory, and what of it is not mapped from files."""
         fields = dict(line.split(":", 1) for line in Path(f"/proc/{self.pid}/status").read_text().splitlines())
         return _kib(fields["VmRSS"]), _kib(fields["RssAnon"])
-
-    def written_bytes(self) -> int:
-        """What it has had written to disks since its start, in whole pages (0 where the data is in memory only)."""
-        return _proc_io(self.pid)["write_bytes"]
 
     def cpu_seconds(self) -> float:
         """Processor time of all its threads."""
@@ -224,6 +223,11 @@ def _kib(text: str) -> int:
     return int(text.split()[0]) * 1024
 
 
-def _proc_io(pid: int) -> dict[str, int]:
-    pairs = (line.split(":") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
-    return {name: int(value) for name, value in pairs}
+def disk_written_bytes(path: Path) -> int | None:
+    """What the disk that holds `path` has had written since the system's start, by whomever; None for no disk.
+
+    The kernel's count a process is of no use: it takes a page that is touched for all of the large folio around it.
+    """
+    device = path.stat().st_dev
+    stat = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat")
+    return int(stat.read_text().split()[6]) * SECTOR_BYTES if stat.exists() else None

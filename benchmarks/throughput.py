@@ -1,8 +1,10 @@
 """How many jobs a second: three real nodes and the client on one machine, set in relation to a bare aiohttp server.
 
-`python benchmarks/throughput.py` prints one JSON line a figure on standard output, and tables on standard error. Exit
-code 1 when an answer was not the hoped-for one, or the leader changed: then no figure counts. What is measured how, and
-what the columns mean: `README.md`. Not here: the load itself (`load.py`), the processes (`cluster.py`).
+`python benchmarks/throughput.py` measures all figures in several rounds, each on a cluster of its own, and prints one
+JSON line a round and figure, and one a figure with the median of its rounds, on standard output; tables on standard
+error. Exit code 1 when an answer was not the hoped-for one, or the leader changed: then no figure counts. What is
+measured how, and what the columns mean: `README.md`. Not here: the load itself (`load.py`), the processes
+(`cluster.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from cluster import (
     Node,
     Process,
     Profiler,
+    disk_written_bytes,
     free_ports,
     machine,
     metrics,
@@ -110,20 +113,22 @@ FIGURES: Final = (
 
 @dataclass(slots=True)
 class Result:
-    """A figure measured: the load, what the nodes spent on it, and the yardstick around it."""
+    """A figure measured in one round: the load, and what the nodes spent on it."""
 
     figure: Figure
     outcome: Outcome
     value: float
-    written_bytes_per_unit: dict[str, float]
+    disk_bytes_per_unit: float | None
+    """Written to the disk by all nodes together; None where the data lies on no disk of its own."""
     cpu_us_per_unit: dict[str, float]
     loop_stall_max_s: float
     entries: int
     """Log entries that carried it: what it shares of each entry's fixed cost."""
 
-    def line(self, yardstick: float) -> dict[str, Any]:
+    def line(self, round_: int, yardstick: float) -> dict[str, Any]:
         """What is printed as JSON."""
         return {
+            "round": round_,
             "figure": self.figure.name,
             "title": self.figure.title,
             "value": round(self.value, 3),
@@ -137,7 +142,7 @@ class Result:
             "requests": len(self.outcome.spans_s),
             "p50_ms": round(self.outcome.percentile_ms(0.5), 2),
             "p99_ms": round(self.outcome.percentile_ms(0.99), 2),
-            "written_bytes_per_unit": {name: round(b) for name, b in self.written_bytes_per_unit.items()},
+            "disk_bytes_per_unit": None if self.disk_bytes_per_unit is None else round(self.disk_bytes_per_unit),
             "cpu_us_per_unit": {name: round(us, 1) for name, us in self.cpu_us_per_unit.items()},
             "units_per_entry": round(self.outcome.acknowledged / max(1, self.entries), 1),
             "loop_stall_max_ms": round(self.loop_stall_max_s * 1000, 1),
@@ -147,15 +152,21 @@ class Result:
         }
 
 
-class Run:
-    """One run: owns what was measured so far."""
+class Round:
+    """One round: owns what was measured so far."""
 
-    def __init__(self, options: argparse.Namespace, cluster: Cluster, leader: Node, yardstick_port: int) -> None:
+    def __init__(
+        self, options: argparse.Namespace, root: Path, cluster: Cluster, leader: Node, yardstick_port: int
+    ) -> None:
         self._options = options
+        self._root = root
         self._cluster = cluster
         self._leader = leader
         self._yardstick_port = yardstick_port
         self._profiler = Profiler(options.profile_dir) if options.profile else None
+        self.leader_id = leader.node_id
+        self.memory_bytes: dict[str, tuple[int, int]] = {}
+        """Of each node at the end: resident, and what of it is not mapped from files."""
         self.results: list[Result] = []
         self.yardstick_rates: list[float] = []
         self.yardstick_p50s_ms: list[float] = []
@@ -167,6 +178,10 @@ class Run:
         for figure in figures:
             self.results.append(await self._measure(figure))
             await self._measure_yardstick()
+        self.memory_bytes = {node.node_id: node.process.memory_bytes() for node in self._cluster.nodes}
+
+    def ratio(self, result: Result) -> float:
+        return result.value / self.yardstick_of(result.figure)
 
     def yardstick_of(self, figure: Figure) -> float:
         """The median of the yardstick's runs: requests a second, or the p50 in ms for the figure that is a latency."""
@@ -195,10 +210,11 @@ class Run:
             await self._make_jobs(seconds * STOCK_SHARE)
         profiles = self._start_profiles(figure)
         before = await metrics(self._leader.http_port)
-        written, cpu = self._written(), self._cpu()
+        written, cpu = disk_written_bytes(self._root), self._cpu()
         outcome = await self._load(self._leader.http_port, figure.connections, figure.loop, seconds)
         units = max(1, outcome.acknowledged)
-        written = {name: (after - written[name]) / units for name, after in self._written().items()}
+        written_after = disk_written_bytes(self._root)
+        disk = None if written is None or written_after is None else (written_after - written) / units
         cpu = {name: (after - cpu[name]) * 1e6 / units for name, after in self._cpu().items()}
         for profile in profiles:
             await asyncio.to_thread(profile.wait)
@@ -206,7 +222,7 @@ class Run:
         entries = round(after["horae_raft_applied_index"] - before["horae_raft_applied_index"])
         await self._note_problems(figure, outcome)
         value = outcome.percentile_ms(0.5) if figure.at_most else outcome.rate
-        return Result(figure, outcome, value, written, cpu, after["horae_loop_stall_max_seconds"], entries)
+        return Result(figure, outcome, value, disk, cpu, after["horae_loop_stall_max_seconds"], entries)
 
     async def _make_jobs(self, seconds: float) -> None:
         made = await self._load(self._leader.http_port, BATCH_CONNECTIONS, submit_many(BATCH_JOBS), seconds)
@@ -233,9 +249,6 @@ class Run:
         if not nodes:
             raise BenchmarkError(f"--profile {self._options.profile}: no such node")
         return [self._profiler.start(node.process, figure.name, self._options.seconds) for node in nodes]
-
-    def _written(self) -> dict[str, float]:
-        return {node.node_id: node.process.written_bytes() for node in self._cluster.nodes}
 
     def _cpu(self) -> dict[str, float]:
         return {node.node_id: node.process.cpu_seconds() for node in self._cluster.nodes}
@@ -265,61 +278,111 @@ async def yardstick(root: Path, answer_bytes: int) -> AsyncIterator[int]:
         process.stop()
 
 
-# ---------------------------------------------------------------- what is shown
+# ---------------------------------------------------------------- what comes of the rounds
 
 
-def show(console: Console, run: Run, cluster: Cluster, leader: Node) -> None:
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A figure over all rounds; what is judged is the median of its quotients."""
+
+    figure: Figure
+    measured: list[tuple[float, Round, Result]]
+    """(quotient, its round, the result), in the order of the quotients."""
+
+    @classmethod
+    def of(cls, rounds: list[Round], place: int) -> Summary:
+        """That of the figure measured at this place in each round."""
+        measured = [(round_.ratio(round_.results[place]), round_, round_.results[place]) for round_ in rounds]
+        return cls(measured[0][2].figure, sorted(measured, key=lambda found: found[0]))
+
+    @property
+    def ratio(self) -> float:
+        return statistics.median(ratio for ratio, _, _ in self.measured)
+
+    @property
+    def holds(self) -> bool:
+        return self.figure.holds(self.ratio)
+
+    @property
+    def middle(self) -> tuple[Round, Result]:
+        """The round that had the median quotient, or the one just below it, and what it measured."""
+        _, round_, result = self.measured[(len(self.measured) - 1) // 2]
+        return round_, result
+
+    def line(self) -> dict[str, Any]:
+        """What is printed as JSON."""
+        return {
+            "median_of": self.figure.name,
+            "ratio": round(self.ratio, 3),
+            "ratios": [round(ratio, 3) for ratio, _, _ in self.measured],
+            "value": round(statistics.median(result.value for _, _, result in self.measured), 3),
+            "unit": self.figure.unit,
+            "floor": self.figure.floor,
+            "holds": self.holds,
+        }
+
+
+def show(console: Console, rounds: list[Round], summaries: list[Summary]) -> None:
     """The tables: figures, nodes, yardstick."""
-    console.print(_figures_table(run), _nodes_table(run, cluster, leader), sep="\n")
-    rates = ", ".join(f"{rate:,.0f}" for rate in run.yardstick_rates)
-    p50s = ", ".join(f"{p50:.3f}" for p50 in run.yardstick_p50s_ms)
-    console.print(f"yardstick, 64 connections: {rates} requests/s; 1 connection: p50 {p50s} ms")
-    for problem in run.problems:
-        console.print(f"[bold red]invalid:[/] {problem}", highlight=False)
+    console.print(_figures_table(summaries), _nodes_table(summaries), sep="\n")
+    for number, round_ in enumerate(rounds, 1):
+        rates = ", ".join(f"{rate:,.0f}" for rate in round_.yardstick_rates)
+        p50s = ", ".join(f"{p50:.3f}" for p50 in round_.yardstick_p50s_ms)
+        console.print(f"yardstick {number}, 64 connections: {rates} requests/s; 1 connection: p50 {p50s} ms")
+        for problem in round_.problems:
+            console.print(f"[bold red]invalid:[/] {problem}", highlight=False)
 
 
-def _figures_table(run: Run) -> Table:
-    table = Table(title="throughput", title_justify="left")
+def _figures_table(summaries: list[Summary]) -> Table:
+    table = Table(title=f"throughput: the median of {len(summaries[0].measured)} rounds", title_justify="left")
     table.add_column("figure")
-    for heading in ("value", "÷ yardstick", "floor", "prototype", "p50 ms", "p99 ms", "an entry", "stall ms", "errors"):
+    for heading in ("value", "÷ yardstick", "of", "floor", "prototype", "p50 ms", "p99 ms", "an entry", "stall ms"):
         table.add_column(heading, justify="right")
-    for result in run.results:
-        figure, outcome = result.figure, result.outcome
-        ratio = result.value / run.yardstick_of(figure)
+    table.add_column("disk B", justify="right")
+    table.add_column("errors", justify="right")
+    for summary in summaries:
+        figure = summary.figure
+        _, result = summary.middle
+        outcome = result.outcome
         value = f"{result.value:.2f}" if figure.at_most else f"{result.value:,.0f}"
+        errors = sum(found.outcome.errors.total() for _, _, found in summary.measured)
         table.add_row(
             figure.title + (" (ran dry)" if outcome.dry else ""),
             f"{value} {figure.unit}",
-            f"[{'green' if figure.holds(ratio) else 'red'}]{ratio:.2f}[/]",
+            f"[{'green' if summary.holds else 'red'}]{summary.ratio:.2f}[/]",
+            f"{summary.measured[0][0]:.2f}–{summary.measured[-1][0]:.2f}",
             f"{'≤' if figure.at_most else '≥'} {figure.floor:g}",
             f"{figure.prototype:g}",
             f"{outcome.percentile_ms(0.5):.2f}",
             f"{outcome.percentile_ms(0.99):.2f}",
             f"{outcome.acknowledged / max(1, result.entries):.1f}",
-            f"{result.loop_stall_max_s * 1000:.0f}",
-            str(outcome.errors.total()),
+            f"{max(found.loop_stall_max_s for _, _, found in summary.measured) * 1000:.0f}",
+            "" if result.disk_bytes_per_unit is None else f"{result.disk_bytes_per_unit:,.0f}",
+            str(errors),
         )
     return table
 
 
-def _nodes_table(run: Run, cluster: Cluster, leader: Node) -> Table:
+def _nodes_table(summaries: list[Summary]) -> Table:
     table = Table(
-        title="nodes: processor time and bytes written to disk a unit (job; request for claim_complete_1)",
+        title="nodes: processor time a unit (job; request for claim_complete_1), and memory after all figures",
         title_justify="left",
     )
     table.add_column("node")
+    for summary in summaries:
+        table.add_column(summary.figure.name, justify="right")
     table.add_column("memory MiB", justify="right")
     table.add_column("less files", justify="right")
-    for result in run.results:
-        table.add_column(result.figure.name, justify="right")
-    for node in cluster.nodes:
-        resident_bytes, anonymous_bytes = node.process.memory_bytes()
-        cells = [
-            f"{result.cpu_us_per_unit[node.node_id]:,.0f} µs  {result.written_bytes_per_unit[node.node_id]:,.0f} B"
-            for result in run.results
-        ]
-        role = " (leader)" if node is leader else ""
-        table.add_row(node.node_id + role, f"{resident_bytes >> 20}", f"{anonymous_bytes >> 20}", *cells)
+    last = summaries[-1].middle[0]
+    for leads in (True, False):
+        cells = []
+        for summary in summaries:
+            round_, result = summary.middle
+            spent = [us for name, us in result.cpu_us_per_unit.items() if (name == round_.leader_id) is leads]
+            cells.append(f"{statistics.fmean(spent):,.0f} µs" if spent else "")
+        memory = [bytes_ for name, bytes_ in last.memory_bytes.items() if (name == last.leader_id) is leads]
+        sizes = [f"{max(column) >> 20}" for column in zip(*memory, strict=True)] if memory else ["", ""]
+        table.add_row("leader" if leads else "each follower", *cells, *sizes)
     return table
 
 
@@ -329,33 +392,48 @@ def _nodes_table(run: Run, cluster: Cluster, leader: Node) -> Table:
 async def main(options: argparse.Namespace) -> int:
     """Measure, print; the exit code."""
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
+    rounds: list[Round] = []
+    lines: list[dict[str, Any]] = []
+    try:
+        for number in range(1, options.rounds + 1):
+            round_, answer_bytes = await _measure_round(options, console)
+            if not lines:
+                lines.append(_settings(options, answer_bytes))
+            rounds.append(round_)
+            lines += [result.line(number, round_.yardstick_of(result.figure)) for result in round_.results]
+            lines.append(_closing(number, round_))
+    except BenchmarkError as error:
+        console.print(f"[bold red]failed:[/] {error}", highlight=False)
+        return 1
+    summaries = [Summary.of(rounds, place) for place in range(len(rounds[0].results))]
+    _write_lines([*lines, *(summary.line() for summary in summaries)], options.json)
+    show(console, rounds, summaries)
+    return 1 if any(round_.problems for round_ in rounds) else 0
+
+
+async def _measure_round(options: argparse.Namespace, console: Console) -> tuple[Round, int]:
+    """A round on a new cluster, and how many bytes the answer to a submit has. Raises: `BenchmarkError`."""
     root = Path(tempfile.mkdtemp(prefix="horae-bench-", dir=options.dir))
     try:
         async with Cluster(options.nodes, root) as cluster:
             leader = await cluster.leader()
             size = await answer_size_bytes(leader.http_port)
             async with yardstick(root, size) as port:
-                run = Run(options, cluster, leader, port)
-                head = _settings(options, size)
-                await run.measure([f for f in FIGURES if not options.only or f.name in options.only])
-                lines = [head, *(r.line(run.yardstick_of(r.figure)) for r in run.results), _closing(run, cluster)]
-                _write_lines(lines, options.json)
-                show(console, run, cluster, leader)
-    except BenchmarkError as error:
-        console.print(f"[bold red]failed:[/] {error}", highlight=False)
-        return 1
+                round_ = Round(options, root, cluster, leader, port)
+                await round_.measure([f for f in FIGURES if not options.only or f.name in options.only])
+                return round_, size
     finally:
         if options.keep:
             console.print(f"kept: {root}")
         else:
             shutil.rmtree(root, ignore_errors=True)
-    return 1 if run.problems else 0
 
 
 def _settings(options: argparse.Namespace, answer_bytes: int) -> dict[str, Any]:
     return {
         "machine": machine(),
         "nodes": options.nodes,
+        "rounds": options.rounds,
         "seconds": options.seconds,
         "client": options.client,
         "request_bytes": len(job_body(1000)),
@@ -365,13 +443,14 @@ def _settings(options: argparse.Namespace, answer_bytes: int) -> dict[str, Any]:
     }
 
 
-def _closing(run: Run, cluster: Cluster) -> dict[str, Any]:
+def _closing(number: int, round_: Round) -> dict[str, Any]:
     return {
-        "yardstick_requests_per_s": [round(rate) for rate in run.yardstick_rates],
-        "yardstick_p50_ms": [round(p50, 3) for p50 in run.yardstick_p50s_ms],
-        "memory_bytes": {node.node_id: node.process.memory_bytes()[0] for node in cluster.nodes},
-        "valid": not run.problems,
-        "problems": run.problems,
+        "round": number,
+        "yardstick_requests_per_s": [round(rate) for rate in round_.yardstick_rates],
+        "yardstick_p50_ms": [round(p50, 3) for p50 in round_.yardstick_p50s_ms],
+        "memory_bytes": {node_id: resident for node_id, (resident, _) in round_.memory_bytes.items()},
+        "valid": not round_.problems,
+        "problems": round_.problems,
     }
 
 
@@ -383,10 +462,20 @@ def _write_lines(lines: list[dict[str, Any]], path: Path | None) -> None:
         path.write_text(text)
 
 
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("1 or more")
+    return number
+
+
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [figure.name for figure in FIGURES]
+    parser.add_argument(
+        "--rounds", type=_at_least_one, default=3, help="how often all is measured; the medians count (3)"
+    )
     parser.add_argument("--seconds", type=float, default=5.0, help="counted time of each figure (5)")
     parser.add_argument("--yardstick-seconds", type=float, default=2.0, help="counted time of each yardstick run (2)")
     parser.add_argument("--nodes", type=int, default=3, choices=(1, 3, 5), help="nodes of the cluster (3)")
