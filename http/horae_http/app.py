@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.helpers import rfc822_formatted_time
 
 from horae.wire import Empty, Problem
-from horae_http import admin, codec, errors, jobs, members, openapi, workers
+from horae_http import admin, codec, errors, jobs, members, openapi, queues, workers
 from horae_http.answer import PROBLEM, Answer
 from horae_http.auth import EVERYBODY, Holder, Tokens
 from horae_http.bodies import Bodies, receive, require_body
@@ -62,7 +62,7 @@ class App:
         self._service = service
         self._tokens = tokens
         self._on_fatal = on_fatal
-        tables = (*jobs.ROUTES, *workers.ROUTES, *members.ROUTES)
+        tables = (*jobs.ROUTES, *workers.ROUTES, *queues.ROUTES, *members.ROUTES)
         self.routes: tuple[Route, ...] = (*tables, *admin.routes(metrics_text, self._document))
         self._router = Router(self.routes)
         self._forwarder = Forwarder(service, self._run)

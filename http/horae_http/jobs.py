@@ -138,13 +138,18 @@ def _batch_item(result: tuple[wire.JobView, bool] | Refused | NotApplied | Outco
 
 async def list_jobs(service: Service, call: Call) -> Answer:
     query: wire.JobsQuery = call.query
-    if query.queue is not None:
-        call.holder.require_queue(query.queue, "/queue")
-    elif call.holder.queues is not None:
-        raise errors.field_failure("forbidden", "/queue", "is required: the token is held to some queues")
+    _require_filtered(call, query.queue, "/queue")
     local = query.consistency == "local"
     page = await service.jobs(queue=query.queue, state=query.state, limit=query.limit, cursor=query.cursor, local=local)
     return await codec.answer_in_turns(page, "jobs", call.packed_out, age_lines(service) if local else b"")
+
+
+def _require_filtered(call: Call, queue: str | None, pointer: str) -> None:
+    """A token that is held to queues names one. Raises: `Failure("forbidden")`."""
+    if queue is not None:
+        call.holder.require_queue(queue, pointer)
+    elif call.holder.queues is not None:
+        raise errors.field_failure("forbidden", pointer, "is required: the token is held to some queues")
 
 
 async def read_job(service: Service, call: Call) -> Answer:
@@ -191,6 +196,16 @@ async def run_job_now(service: Service, call: Call) -> Answer:
 async def _change(service: Service, call: Call, change: Callable[[str], Awaitable[wire.JobView]]) -> Answer:
     await require_own_job(service, call, call.item)
     return codec.answer(200, await change(call.item), call.packed_out)
+
+
+async def cancel_jobs(service: Service, call: Call) -> Answer:
+    _require_filtered(call, call.body.filter.queue, "/filter/queue")
+    return codec.answer(200, await service.cancel_many(call.body), call.packed_out)
+
+
+async def requeue_jobs(service: Service, call: Call) -> Answer:
+    _require_filtered(call, call.body.filter.queue, "/filter/queue")
+    return codec.answer(200, await service.requeue_many(call.body), call.packed_out)
 
 
 async def delete_job(service: Service, call: Call) -> Answer:
@@ -274,6 +289,30 @@ ROUTES: Final[tuple[Route, ...]] = (
         "Make a dead, cancelled or expired job ready anew.",
         requeue_job,
         "submit",
+    ),
+    Route(
+        "POST",
+        "/v1/jobs/cancel",
+        "cancelJobs",
+        "Cancel many jobs by a filter, a page at a time.",
+        cancel_jobs,
+        {200: wire.BulkAnswer},
+        "submit",
+        BodyReader(wire.CancelManyRequest).read,
+        wire.CancelManyRequest,
+        repeats=_never,
+    ),
+    Route(
+        "POST",
+        "/v1/jobs/requeue",
+        "requeueJobs",
+        "Make many dead, cancelled or expired jobs ready anew by a filter, a page at a time.",
+        requeue_jobs,
+        {200: wire.BulkAnswer},
+        "submit",
+        BodyReader(wire.RequeueManyRequest).read,
+        wire.RequeueManyRequest,
+        repeats=_never,
     ),
     _by_id("POST", "/v1/jobs/{id}/run_now", "runJobNow", "Make a pending job ready.", run_job_now, "submit"),
     Route(

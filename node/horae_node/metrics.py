@@ -13,6 +13,11 @@ from prometheus_client.core import GaugeMetricFamily
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
+DEAD_KINDS_MAX = 1000
+"""Series of `horae_dead_jobs_total`, but for those of the others."""
+OTHERS = "(others)"
+"""No queue can be called so."""
+
 Families = Callable[[], Iterator[GaugeMetricFamily]]
 
 
@@ -52,6 +57,13 @@ class Metrics:
         self.commands = Counter(
             "horae_commands_total", "Commands by kind, as accepted here (leader).", ["kind"], registry=self._registry
         )
+        self._dead = Counter(
+            "horae_dead_jobs_total",
+            "Jobs that ended in the dead-letter state, as they did while this node led.",
+            ["queue", "task", "reason"],
+            registry=self._registry,
+        )
+        self._dead_kinds: set[tuple[str, str, str]] = set()
         self._stall_max_ms = 0
 
     def observe_commit_ms(self, span_ms: int) -> None:
@@ -65,6 +77,15 @@ class Metrics:
         if span_ms > self._stall_max_ms:
             self._stall_max_ms = span_ms
             self._stall.set(span_ms / 1000)
+
+    def count_dead(self, queue: str, task: str, reason: str) -> None:
+        """Names are their submitters' choice, and may come without end: past a bound they are counted as others."""
+        kind = queue, task, reason
+        if kind not in self._dead_kinds:
+            if len(self._dead_kinds) >= DEAD_KINDS_MAX:
+                kind = OTHERS, OTHERS, reason
+            self._dead_kinds.add(kind)
+        self._dead.labels(*kind).inc()
 
     def text(self) -> bytes:
         """All metrics in the Prometheus text format."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import copy
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -18,6 +18,7 @@ from msgspec import Raw
 from horae import wire
 from horae_node.core import views
 from horae_node.core.model import AttemptError, JobSpec, Run, State
+from horae_node.core.tables import seq_bytes
 from horae_storage.kv import View
 
 _NULL: Final = Raw(b"null")
@@ -228,7 +229,7 @@ def job_page(
 
     The page ends early with the job that takes it past `ANSWER_BYTES_MAX`. Raises: `BadCursor`.
     """
-    before = None if cursor is None else _read_cursor(cursor)
+    before = None if cursor is None else int.from_bytes(read_cursor(b"j", cursor, 8), "big")
     seqs = views.list_jobs(view, queue, None if state is None else STATE_BY_NAME[state], before, limit)
     jobs: list[wire.JobView] = []
     held_bytes = 0
@@ -238,7 +239,7 @@ def job_page(
         if held_bytes >= wire.ANSWER_BYTES_MAX:
             break
     more = len(jobs) < len(seqs) or len(seqs) == limit
-    return wire.JobList(jobs=jobs, next_cursor=_make_cursor(seqs[len(jobs) - 1]) if more else None)
+    return wire.JobList(jobs=jobs, next_cursor=make_cursor(b"j", seq_bytes(seqs[len(jobs) - 1])) if more else None)
 
 
 def content_bytes(job: wire.JobView | wire.ClaimedJob) -> int:
@@ -254,15 +255,36 @@ def _text_bytes(error: wire.AttemptErrorView) -> int:
     return len(error.message.encode()) + len((error.traceback or "").encode())
 
 
-def _make_cursor(seq: int) -> str:
-    return base64.urlsafe_b64encode(b"j" + seq.to_bytes(8, "big")).rstrip(b"=").decode()
+def queue_page(
+    view: View, now_ms: int, *, limit: int, cursor: str | None, only: Collection[str] | None = None
+) -> wire.QueueList:
+    """A page of queues that hold jobs, by name; the cursor is the last one's name. Raises: `BadCursor`."""
+    after = "" if cursor is None else read_cursor(b"q", cursor).decode(errors="replace")
+    if only is None:
+        names = views.queue_names(view, after, limit)
+    else:
+        names = [name for name in sorted(only) if name > after and any(views.counts(view, name))][:limit]
+    queues = [_queue_view(view, name, now_ms) for name in names]
+    return wire.QueueList(queues, make_cursor(b"q", names[-1].encode()) if len(names) == limit else None)
 
 
-def _read_cursor(cursor: str) -> int:
+def _queue_view(view: View, name: str, now_ms: int) -> wire.QueueView:
+    oldest_ms = views.oldest_ready_ms(view, name)
+    waited = None if oldest_ms is None else max(0, now_ms - oldest_ms) / 1000
+    return wire.QueueView(name, wire.DepthView(*views.counts(view, name)), waited)
+
+
+def make_cursor(kind: bytes, place: bytes) -> str:
+    """A place in a list of this kind (one letter), as text that callers need not understand."""
+    return base64.urlsafe_b64encode(kind + place).rstrip(b"=").decode()
+
+
+def read_cursor(kind: bytes, cursor: str, size: int | None = None) -> bytes:
+    """The place that `make_cursor` was given, of `size` bytes. Raises: `BadCursor`."""
     try:
         raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:
         raise BadCursor("not a cursor of this list; leave it out to begin anew") from error
-    if len(raw) != 9 or raw[:1] != b"j":
+    if raw[:1] != kind or (size is not None and len(raw) != 1 + size):
         raise BadCursor("not a cursor of this list; leave it out to begin anew")
-    return int.from_bytes(raw[1:], "big")
+    return raw[1:]

@@ -8,12 +8,12 @@ both directions. Not here: HTTP, the wire's encodings, Raft. Next to read: `tran
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import TypeVar
 
 from horae import wire
-from horae_node import reads, translate
+from horae_node import bulk, reads, translate
 from horae_node.applier import Applier
 from horae_node.backup import Backup, Backups
 from horae_node.config import parse_name, parse_peer_address, parse_url
@@ -329,6 +329,41 @@ class Service:
             )
         except reads.BadCursor as error:
             raise Refused("invalid", str(error), "/cursor") from error
+
+    async def queues(
+        self, *, limit: int, cursor: str | None, only: Collection[str] | None = None, local: bool = False
+    ) -> wire.QueueList:
+        """Queues that hold jobs, by name; of `only` these, where given. Raises: `Refused("invalid", …, "/cursor")`."""
+        if not local:
+            await self._raft.read_barrier()
+        try:
+            return reads.queue_page(self._applier.view, self._clocks().now_ms, limit=limit, cursor=cursor, only=only)
+        except reads.BadCursor as error:
+            raise Refused("invalid", str(error), "/cursor") from error
+
+    async def cancel_many(self, request: wire.CancelManyRequest) -> wire.BulkAnswer:
+        return await self._change_many("cancel", request, CancelJob)
+
+    async def requeue_many(self, request: wire.RequeueManyRequest) -> wire.BulkAnswer:
+        return await self._change_many("requeue", request, RequeueJob)
+
+    async def _change_many(
+        self,
+        kind: str,
+        request: wire.CancelManyRequest | wire.RequeueManyRequest,
+        command: Callable[[str], CancelJob | RequeueJob],
+    ) -> wire.BulkAnswer:
+        """Raises: `Refused("invalid", …, "/cursor")`, `NotApplied`, `OutcomeUnknown`."""
+        self._proposer.require_room(ending=False)
+        await self._raft.read_barrier()
+        try:
+            ids, next_cursor = bulk.page(self._applier.view, request)
+        except reads.BadCursor as error:
+            raise Refused("invalid", str(error), "/cursor") from error
+        results = await self._proposer.run(list(map(command, ids))) if ids else []
+        count = bulk.count_changed(results)
+        self._counter(kind).inc(count)
+        return wire.BulkAnswer(count, next_cursor)
 
     async def cancel(self, job_id: str) -> wire.JobView:
         return await self._change("cancel", CancelJob(job_id))

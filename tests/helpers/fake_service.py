@@ -6,7 +6,7 @@ It keeps no rules of the machine's: what it answers is what the test put there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from msgspec import Raw
@@ -174,6 +174,20 @@ class FakeService:
     ) -> wire.JobList:
         await self._enter("jobs", (queue, state, limit, cursor, local))
         return wire.JobList(list(self.stored.values())[:limit], None)
+
+    async def queues(
+        self, *, limit: int, cursor: str | None, only: Collection[str] | None = None, local: bool = False
+    ) -> wire.QueueList:
+        await self._enter("queues", (limit, cursor, only, local))
+        return wire.QueueList([wire.QueueView("mail", wire.DepthView(0, 2, 0, 0, 1, 0, 0), 1.5)], None)
+
+    async def cancel_many(self, request: wire.CancelManyRequest) -> wire.BulkAnswer:
+        await self._enter("cancel_many", request)
+        return wire.BulkAnswer(2, "more")
+
+    async def requeue_many(self, request: wire.RequeueManyRequest) -> wire.BulkAnswer:
+        await self._enter("requeue_many", request)
+        return wire.BulkAnswer(3, None)
 
     async def cancel(self, job_id: str) -> wire.JobView:
         await self._enter("cancel", job_id)

@@ -11,7 +11,7 @@ import os
 import ssl
 import threading
 import weakref
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, wait
 from contextlib import suppress
 from typing import Any, Self, TypeVar, Unpack
@@ -261,6 +261,22 @@ class Client:
         """Run a `dead`, `cancelled` or `expired` job anew. Raises: `Conflict` in any other state."""
         return self._run(self._client.requeue(job_id))
 
+    def cancel_many(
+        self, *, queue: str | None = None, state: str | None = None, task: str | None = None, tag: str | None = None
+    ) -> int:
+        """Cancel all jobs that match: how many; as `AsyncClient.cancel_many`."""
+        return self._run(self._client.cancel_many(queue=queue, state=state, task=task, tag=tag))
+
+    def requeue_many(
+        self, *, queue: str | None = None, state: str | None = None, task: str | None = None, tag: str | None = None
+    ) -> int:
+        """Run all jobs that match anew: how many; as `AsyncClient.requeue_many`."""
+        return self._run(self._client.requeue_many(queue=queue, state=state, task=task, tag=tag))
+
+    def queues(self) -> list[wire.QueueView]:
+        """All queues that hold jobs, by name; as `AsyncClient.queues`."""
+        return self._run(_all(self._client.queues()))
+
     def run_now(self, job_id: str) -> Job:
         """Make a pending job ready. Raises: `Conflict` in any other state."""
         return self._run(self._client.run_now(job_id))
@@ -318,3 +334,7 @@ class Client:
     def end_many(self, worker: str, endings: Sequence[Ending]) -> list[Ended]:
         """Report the outcomes of many attempts (at most 1000) in one request: one result each, in order."""
         return self._run(self._client.end_many(worker, endings))
+
+
+async def _all(found: AsyncIterator[T]) -> list[T]:
+    return [item async for item in found]

@@ -1,4 +1,4 @@
-"""The user commands: `horae submit`, `job`, `jobs`, `cancel`, `requeue`, `cluster`, `worker`.
+"""The user commands: `horae submit`, `job`, `jobs`, `cancel`, `requeue`, `queues`, `cluster`, `worker`.
 
 Exit codes: 0 done; 1 the job failed or the cluster refused; 2 bad usage; 3 the cluster is not reachable, has no leader,
 or did not answer; 4 the job was not finished at the end of `--wait`; 5 the call succeeded, but its answer cannot be
@@ -66,6 +66,10 @@ _FLAGS = {
     "/priority": "--priority",
     "/max_attempts": "--max-attempts",
     "/state": "--state",
+    "/filter/queue": "--queue",
+    "/filter/state": "--state",
+    "/filter/task": "--task",
+    "/filter/tag": "--tag",
     "/limit": "--limit",
     "/node": "NODE",
     "/raft_address": "--raft",
@@ -465,12 +469,45 @@ def jobs(target: Target, queue: str | None, state: str | None, limit: int) -> No
         show.say(f"the newest {most} are shown, there are more: --limit {10 * most}")
 
 
+_WHICH = (
+    click.option(
+        "--queue",
+        metavar="Q",
+        help="All that match, instead of one: of this queue.",
+    ),
+    click.option("--state", metavar="STATE", help="Likewise: in this state."),
+    click.option("--task", metavar="TASK", help="Likewise: of this task."),
+    click.option("--tag", metavar="KEY:VALUE", help="Likewise: with this tag."),
+    click.option("--all", "every", is_flag=True, help="All jobs there are, where nothing else is said of them."),
+)
+"""One job by its id, or all that match."""
+
+
+def _which_options(command: Command) -> Command:
+    return _with_options(command, _WHICH)  # type: ignore[return-value]
+
+
+def _require_which(job_id: str | None, which: dict[str, str | None], every: bool) -> None:
+    """An id, or some of the filters, or the word that none is meant."""
+    named = [f"--{name}" for name, value in which.items() if value is not None]
+    if job_id is not None and (named or every):
+        fail(EXIT_USAGE, f"give an ID or {', '.join(named) or '--all'}, not both")
+    if job_id is None and not named and not every:
+        fail(EXIT_USAGE, "give an ID, or say which jobs: --queue, --state, --task, --tag, or --all")
+
+
 @main_group.command()
-@click.argument("job_id", metavar="ID")
+@click.argument("job_id", metavar="[ID]", required=False)
+@_which_options
 @_target_options
-def cancel(target: Target, job_id: str) -> None:
-    """Cancel a job: at once if it is not running, else its worker is told at its next heartbeat."""
+def cancel(target: Target, job_id: str | None, every: bool, **which: str | None) -> None:
+    """Cancel a job, or many: at once if it is not running, else its worker is told at its next heartbeat."""
+    _require_which(job_id, which, every)
     with target.client() as client:
+        if job_id is None:
+            count = client.cancel_many(**which)
+            target.tell({"count": count}, f"{_jobs(count)} cancelled, or asked to stop where running")
+            return
         found = client.cancel(job_id)
     if not found.finished:
         within = found.lease_seconds / BEATS_PER_LEASE
@@ -481,12 +518,30 @@ def cancel(target: Target, job_id: str) -> None:
 
 
 @main_group.command()
-@click.argument("job_id", metavar="ID")
+@click.argument("job_id", metavar="[ID]", required=False)
+@_which_options
 @_target_options
-def requeue(target: Target, job_id: str) -> None:
-    """Run a dead, cancelled or expired job anew."""
+def requeue(target: Target, job_id: str | None, every: bool, **which: str | None) -> None:
+    """Run a dead, cancelled or expired job anew, or many: without --state the dead ones."""
+    _require_which(job_id, which, every)
     with target.client() as client:
-        target.show(client.requeue(job_id))
+        if job_id is None:
+            count = client.requeue_many(**which)
+            target.tell({"count": count}, f"{_jobs(count)} requeued")
+        else:
+            target.show(client.requeue(job_id))
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count} jobs"
+
+
+@main_group.command()
+@_target_options
+def queues(target: Target) -> None:
+    """List the queues that hold jobs: how many in which state, how long the oldest ready one waits."""
+    with target.client() as client:
+        target.render(client.queues(), show.show_queues)
 
 
 # ---------------------------------------------------------------- the cluster, a worker

@@ -284,6 +284,60 @@ class AsyncClient:
         """Run a `dead`, `cancelled` or `expired` job anew. Raises: `Conflict` in any other state."""
         return await self._change(job_id, "requeue", frozenset({"pending", "ready", "running"}), deadline_seconds)
 
+    async def cancel_many(
+        self,
+        *,
+        queue: str | None = None,
+        state: str | None = None,
+        task: str | None = None,
+        tag: str | None = None,
+        deadline_seconds: float | None = None,
+    ) -> int:
+        """Cancel all jobs that match: how many. Without `state` those pending, ready and running; `tag` is
+        `"key:value"`. One that changes meanwhile may be missed.
+
+        Each page has the deadline. Raises: `OutcomeUnknown`: some may be cancelled; the same call again is safe.
+        """
+        named = {"queue": queue, "state": state, "task": task, "tag": tag}
+        return await self._change_many("cancel", named, deadline_seconds)
+
+    async def requeue_many(
+        self,
+        *,
+        queue: str | None = None,
+        state: str | None = None,
+        task: str | None = None,
+        tag: str | None = None,
+        deadline_seconds: float | None = None,
+    ) -> int:
+        """Run all jobs that match anew: how many. Without `state` the `dead` ones. Else as `cancel_many`."""
+        named = {"queue": queue, "state": state, "task": task, "tag": tag}
+        return await self._change_many("requeue", named, deadline_seconds)
+
+    async def _change_many(self, verb: str, named: dict[str, str | None], deadline_seconds: float | None) -> int:
+        wanted = {key: value for key, value in named.items() if value is not None}
+        count, cursor = 0, None
+        while True:
+            body = codec.encode({"filter": wanted, "cursor": cursor})
+            answer = await self._call("POST", f"/v1/jobs/{verb}", body, deadline_seconds)
+            page = answer.decode(wire.BulkAnswer)
+            count += page.count
+            cursor = page.next_cursor
+            if cursor is None:
+                return count
+
+    async def queues(self, *, page: int = 200) -> AsyncIterator[wire.QueueView]:
+        """All queues that hold jobs, by name, read a page at a time."""
+        cursor: str | None = None
+        while True:
+            query = urlencode({"limit": str(page)} | ({} if cursor is None else {"cursor": cursor}))
+            got = (await self._call("GET", f"/v1/queues?{query}")).decode(wire.QueueList)
+            for queue in got.queues:
+                yield queue
+            cursor = got.next_cursor
+            if cursor is None:
+                return
+
     async def run_now(self, job_id: str, *, deadline_seconds: float | None = None) -> Job:
         """Make a pending job ready. Raises: `Conflict` in any other state."""
         return await self._change(job_id, "run_now", frozenset({"ready", "running"}), deadline_seconds)

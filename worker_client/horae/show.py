@@ -23,7 +23,7 @@ from rich.text import Text
 
 from horae import streams, visible
 from horae.jobs import AttemptError, Job
-from horae.wire import ClusterView
+from horae.wire import ClusterView, DepthView, QueueView
 
 STATE_STYLES = {
     "succeeded": "green",
@@ -176,6 +176,20 @@ def show_jobs(found: Sequence[Job]) -> None:
         [j.id, j.task, j.queue, _state(j), f"{j.attempt}/{j.max_attempts}", _time(j.run_at)] for j in found
     ]
     print_table(["id", "task", "queue", "state", "attempt", "run at"], rows)
+
+
+def show_queues(queues: Sequence[QueueView]) -> None:
+    """Many queues, a line each."""
+    states = DepthView.__struct_fields__
+    rows = []
+    for queue in queues:
+        depths = [getattr(queue.depth, state) for state in states]
+        cells = [
+            _text(str(depth), STATE_STYLES[state]) if depth else "" for state, depth in zip(states, depths, strict=True)
+        ]
+        waited = queue.oldest_ready_seconds
+        rows.append([queue.name, *cells, "" if waited is None else f"{waited:.1f} s"])
+    print_table(["queue", *states, "oldest ready"], rows)
 
 
 def show_cluster(view: ClusterView) -> None:

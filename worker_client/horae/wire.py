@@ -62,6 +62,7 @@ _LINE_OR_EMPTY: Final = r"^[^\u0000-\u001f\u007f]*$(?!\n)"
 _TAG_KEY: Final = r"^[^\u0000-\u001f\u007f:]{1,100}$(?!\n)"
 _JOB_ID: Final = r"^(?!\.{1,2}$)[^\u0000-\u001f\u007f]+$(?!\n)"
 
+_TAG: Final = r"^[^\u0000-\u001f\u007f:]{1,100}:[^\u0000-\u001f\u007f]{0,200}$(?!\n)"
 _NODE: Final = r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z"
 PATTERN_HINTS: Final[dict[str, str]] = {
     _NODE: "must be 1 to 63 letters, digits, dots, dashes or underscores, and begin with a letter or digit",
@@ -69,6 +70,7 @@ PATTERN_HINTS: Final[dict[str, str]] = {
     _LINE: "must have at least one character and no control characters (NUL, tab, line break)",
     _LINE_OR_EMPTY: "must have no control characters (NUL, tab, line break)",
     _TAG_KEY: "must be 1 to 100 characters, none of them `:` or a control character",
+    _TAG: "must be a tag's key and value with a `:` between, as in `tenant:acme`, without control characters",
     _JOB_ID: "must have no control characters, and cannot be `.` or `..`, which no URL can carry",
 }
 """What each pattern asks for, in words."""
@@ -80,6 +82,8 @@ JobId = Annotated[str, Meta(min_length=1, max_length=200, pattern=_JOB_ID)]
 TaskName = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)]
 WorkerName = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)]
 Key = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)]
+Tag = Annotated[str, Meta(pattern=_TAG, description="`key:value`")]
+Cursor = Annotated[str, Meta(max_length=500)]
 Tags = Annotated[
     dict[str, str],
     Meta(
@@ -105,6 +109,8 @@ Span = Annotated[float, Meta(ge=0, le=SPAN_SECONDS_MAX)]
 Token = Annotated[int, Meta(ge=1, le=2**53)]
 
 StateName = Literal["pending", "ready", "running", "succeeded", "dead", "cancelled", "expired"]
+CANCELLABLE: Final[tuple[StateName, ...]] = ("pending", "ready", "running")
+REQUEUABLE: Final[tuple[StateName, ...]] = ("dead", "cancelled", "expired")
 
 
 class Contradiction(ValueError):
@@ -267,6 +273,51 @@ class EndingsRequest(Request):
     leases: Annotated[list[EndingRequest], Meta(min_length=1, max_length=CLAIM_JOBS_MAX)]
 
 
+class JobFilter(Request):
+    """Which jobs a bulk call means: those that have all that is given."""
+
+    queue: QueueName | None = None
+    task: TaskName | None = None
+    tag: Tag | None = None
+
+
+class CancelFilter(JobFilter):
+    """Without `state`: all that are not finished."""
+
+    state: Annotated[StateName, Meta(extra_json_schema={"enum": list(CANCELLABLE)})] | None = None
+
+    def __post_init__(self) -> None:
+        if self.state is not None and self.state not in CANCELLABLE:
+            raise Contradiction("state", f"must be one of {', '.join(CANCELLABLE)}: others are finished")
+
+
+class RequeueFilter(JobFilter):
+    state: Annotated[StateName, Meta(extra_json_schema={"enum": list(REQUEUABLE)})] = "dead"
+
+    def __post_init__(self) -> None:
+        if self.state not in REQUEUABLE:
+            raise Contradiction("state", f"must be one of {', '.join(REQUEUABLE)}: no other jobs can be requeued")
+
+
+class BulkRequest(Request):
+    """Base of the bulk calls: at most `limit` jobs, from where `cursor`, an earlier answer's, left off."""
+
+    limit: Annotated[int, Meta(ge=1, le=LIST_LIMIT_MAX)] = LIST_LIMIT_MAX
+    cursor: Cursor | None = None
+
+
+class CancelManyRequest(BulkRequest, kw_only=True):
+    """`POST /v1/jobs/cancel`."""
+
+    filter: CancelFilter
+
+
+class RequeueManyRequest(BulkRequest, kw_only=True):
+    """`POST /v1/jobs/requeue`."""
+
+    filter: RequeueFilter
+
+
 _is_queue: Final = re.compile(_QUEUE).match
 _is_tag_key: Final = re.compile(_TAG_KEY).match
 _is_line_or_empty: Final = re.compile(_LINE_OR_EMPTY).match
@@ -324,7 +375,14 @@ class JobsQuery(ReadQuery):
     queue: QueueName | None = None
     state: StateName | None = None
     limit: Annotated[int, Meta(ge=1, le=LIST_LIMIT_MAX)] = 50
-    cursor: Annotated[str, Meta(max_length=500)] | None = None
+    cursor: Cursor | None = None
+
+
+class QueuesQuery(ReadQuery):
+    """`GET /v1/queues`."""
+
+    limit: Annotated[int, Meta(ge=1, le=LIST_LIMIT_MAX)] = 50
+    cursor: Cursor | None = None
 
 
 # ---------------------------------------------------------------- answers
@@ -413,6 +471,38 @@ class BatchAnswer(Struct):
 
 class JobList(Struct):
     jobs: list[JobView]
+    next_cursor: str | None
+
+
+class BulkAnswer(Struct):
+    """`count`: jobs that were changed. Call again with `next_cursor` until that is null, also after a count of 0."""
+
+    count: int
+    next_cursor: str | None
+
+
+class DepthView(Struct):
+    """How many jobs a queue holds, by state."""
+
+    pending: int
+    ready: int
+    running: int
+    succeeded: int
+    dead: int
+    cancelled: int
+    expired: int
+
+
+class QueueView(Struct):
+    """A queue that holds jobs. `oldest_ready_seconds`: how long the ready job that fell due first has been due."""
+
+    name: str
+    depth: DepthView
+    oldest_ready_seconds: float | None
+
+
+class QueueList(Struct):
+    queues: list[QueueView]
     next_cursor: str | None
 
 

@@ -20,6 +20,7 @@ class Context:
         "_counts",
         "_gained",
         "delete",
+        "died",
         "epoch",
         "epoch_node",
         "finished",
@@ -49,6 +50,7 @@ class Context:
         self.version = meta.machine_version
         self.known = known
         self.finished: list[int] = []
+        self.died: list[int] = []
         self.members_changed = False
         self._counts: dict[str, list[int]] = {}
         self._gained: dict[str, None] = {}

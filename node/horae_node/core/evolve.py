@@ -36,6 +36,7 @@ from horae_node.core.tables import (
     RESULT,
     RETENTION,
     RUN,
+    S_DEAD,
     S_PENDING,
     S_READY,
     S_RUNNING,
@@ -216,6 +217,8 @@ def _put_finished(ctx: Context, handle: JobHandle, before: Run, after: Run) -> N
     seq, queue, retention_ms, unique_key = handle
     assert before.state <= S_RUNNING
     ctx.finished.append(seq)
+    if after.state == S_DEAD:
+        ctx.died.append(seq)
     ctx.put(RETENTION + pair_bytes(purge_at(after.finished_ms, retention_ms), seq), ())
     if unique_key is not None:
         ctx.delete(unique_index_key(queue, unique_key))

@@ -89,7 +89,7 @@ def apply(
     outcomes = tuple([_apply_command(ctx, header.epoch, command) for command in commands])
     ctx.flush_counts()
     txn.put(META, _next_meta(ctx, txn.digest))
-    return EntryOutcome(outcomes, ctx.ready_queues(), tuple(ctx.finished), ctx.members_changed)
+    return EntryOutcome(outcomes, ctx.ready_queues(), tuple(ctx.finished), tuple(ctx.died), ctx.members_changed)
 
 
 def next_deadline(view: View) -> Deadline:

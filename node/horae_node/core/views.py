@@ -45,6 +45,7 @@ __all__ = [
     "list_jobs",
     "meta",
     "next_deadline",
+    "oldest_ready_ms",
     "progress",
     "queue_names",
     "read_members",
@@ -115,6 +116,21 @@ def counts(view: View, queue: str) -> QueueCounts:
 def ready_count(view: View, queue: str) -> int:
     row = view.get(counts_key(queue))
     return 0 if row is None else counts_of(row).ready
+
+
+def oldest_ready_ms(view: View, queue: str) -> int | None:
+    """When the ready job of a queue that fell due first did so; None when none is ready.
+
+    They lie by priority and then by that moment, so this takes one look-up for each priority in use, 201 at the most.
+    """
+    keys = queue_keys(queue)
+    start, oldest = keys.ready, None
+    while found := view.keys(start, keys.ready_stop, limit=1):
+        priority_end = len(keys.ready) + 1
+        due_ms = int.from_bytes(found[0][priority_end : priority_end + 8], "big")
+        oldest = due_ms if oldest is None else min(oldest, due_ms)
+        start = found[0][:priority_end] + b"\xff" * 17
+    return oldest
 
 
 def queue_names(view: View, after: str, limit: int) -> list[str]:

@@ -512,6 +512,55 @@ async def test_cancel(server: FakeServer) -> None:
 PLACES = ("--raft", "10.0.0.4:7071", "--http", "http://10.0.0.4:7070")
 
 
+async def test_many_jobs_are_requeued_page_after_page(server: FakeServer) -> None:
+    server.fault("/v1/jobs/requeue", _ok({"count": 2, "next_cursor": "c"}), _ok({"count": 0, "next_cursor": None}))
+    got = await run(server, "requeue", "--queue", "mail", "--tag", "tenant:acme")
+    assert (got.exit_code, got.stdout) == (0, "2 jobs requeued\n")
+    wanted = {"queue": "mail", "tag": "tenant:acme"}
+    assert server.sent("/v1/jobs/requeue") == [
+        {"filter": wanted, "cursor": None},
+        {"filter": wanted, "cursor": "c"},
+    ]
+
+
+async def test_many_jobs_are_cancelled(server: FakeServer) -> None:
+    server.fault("/v1/jobs/cancel", _ok({"count": 1, "next_cursor": None}), _ok({"count": 1, "next_cursor": None}))
+    got = await run(server, "cancel", "--all")
+    assert (got.exit_code, got.stdout) == (0, "1 job cancelled, or asked to stop where running\n")
+    assert server.sent("/v1/jobs/cancel") == [{"filter": {}, "cursor": None}]
+    assert json.loads((await run(server, "cancel", "--task", "t", "--json")).stdout) == {"count": 1}
+
+
+@pytest.mark.parametrize("verb", ["cancel", "requeue"])
+def test_many_jobs_are_never_meant_by_accident(verb: str) -> None:
+    got = CliRunner().invoke(main_group, [verb])
+    assert (got.exit_code, got.stderr) == (
+        2,
+        "horae: give an ID, or say which jobs: --queue, --state, --task, --tag, or --all\n",
+    )
+    got = CliRunner().invoke(main_group, [verb, "j1", "--queue", "mail", "--task", "t"])
+    assert (got.exit_code, got.stderr) == (2, "horae: give an ID or --queue, --task, not both\n")
+    got = CliRunner().invoke(main_group, [verb, "j1", "--all"])
+    assert (got.exit_code, got.stderr) == (2, "horae: give an ID or --all, not both\n")
+
+
+async def test_queues_are_listed(server: FakeServer) -> None:
+    depth = {"pending": 1, "ready": 20, "running": 0, "succeeded": 0, "dead": 3, "cancelled": 0, "expired": 0}
+    mail = {"name": "mail", "depth": depth, "oldest_ready_seconds": 1.25}
+    idle = {"name": "idle", "depth": depth | {"ready": 0}, "oldest_ready_seconds": None}
+    for _ in range(2):
+        server.fault(
+            "/v1/queues", _ok({"queues": [idle], "next_cursor": "c"}), _ok({"queues": [mail], "next_cursor": None})
+        )
+    got = await run(server, "queues")
+    head, first, second = got.stdout.splitlines()
+    assert head.split() == [
+        *("queue", "pending", "ready", "running", "succeeded", "dead", "cancelled", "expired", "oldest", "ready"),
+    ]
+    assert (first.split(), second.split()) == (["idle", "1", "3"], ["mail", "1", "20", "3", "1.2", "s"])
+    assert json.loads((await run(server, "queues", "--json")).stdout) == [idle, mail]
+
+
 @pytest.mark.parametrize(
     ("arguments", "path", "answer", "says"),
     [

@@ -67,6 +67,53 @@ async def test_reading_waits_and_reads_locally_when_asked(node: Node) -> None:
     assert got.headers["Horae-Staleness-Seconds"] == "1.500"
 
 
+async def test_bulk_calls_hand_on_their_filter_and_answer_a_count_and_a_cursor(node: Node) -> None:
+    got = await node.send("POST", "/v1/jobs/cancel", {"filter": {"queue": "mail", "tag": "a:b"}, "limit": 7})
+    assert (got.status, got.json) == (200, {"count": 2, "next_cursor": "more"})
+    sent = node.service.last()
+    assert (sent.filter.queue, sent.filter.tag, sent.filter.state, sent.limit, sent.cursor) == (
+        *("mail", "a:b", None, 7, None),
+    )
+    got = await node.send("POST", "/v1/jobs/requeue", {"filter": {"task": "t"}, "cursor": "x"})
+    assert (got.status, got.json) == (200, {"count": 3, "next_cursor": None})
+    sent = node.service.last()
+    assert (sent.filter.task, sent.filter.state, sent.limit, sent.cursor) == ("t", "dead", 1000, "x")
+
+
+@pytest.mark.parametrize(
+    ("call", "body", "pointer"),
+    [
+        ("cancel", {}, "/filter"),
+        ("cancel", {"filter": {"state": "dead"}}, "/filter/state"),
+        ("requeue", {"filter": {"state": "succeeded"}}, "/filter/state"),
+        ("requeue", {"filter": {"tag": "nocolon"}}, "/filter/tag"),
+        ("requeue", {"filter": {"queue": "a/b"}}, "/filter/queue"),
+        ("requeue", {"filter": {"tasks": "t"}}, "/filter/tasks"),
+        ("requeue", {"filter": {}, "limit": 0}, "/limit"),
+        ("requeue", {"filter": {}, "limit": 1001}, "/limit"),
+    ],
+)
+async def test_a_wrong_filter_is_refused_by_name(node: Node, call: str, body: object, pointer: str) -> None:
+    got = await node.send("POST", f"/v1/jobs/{call}", body)
+    assert (got.status, [error["pointer"] for error in got.json["errors"]]) == (422, [pointer])
+    assert not node.service.calls
+
+
+async def test_queues_are_listed(node: Node) -> None:
+    got = await node.send("GET", "/v1/queues?limit=3&cursor=c&consistency=local")
+    assert node.service.last() == (3, "c", None, True)
+    assert "Horae-Applied-Index" in got.headers
+    depth = {"pending": 0, "ready": 2, "running": 0, "succeeded": 0, "dead": 1, "cancelled": 0, "expired": 0}
+    queue = {"name": "mail", "depth": depth, "oldest_ready_seconds": 1.5}
+    assert got.json == {"queues": [queue], "next_cursor": None}
+
+
+async def test_a_job_may_be_called_as_a_bulk_call_is(node: Node) -> None:
+    node.service.stored["cancel"] = job_view("cancel")
+    assert (await node.send("GET", "/v1/jobs/cancel")).json["id"] == "cancel"
+    assert (await node.send("POST", "/v1/jobs/cancel/cancel")).json["id"] == "cancel"
+
+
 async def test_listing_hands_on_its_filters(node: Node) -> None:
     node.service.stored["j"] = job_view("j")
     got = await node.send("GET", "/v1/jobs?queue=mail&state=dead&limit=7&cursor=abc")
