@@ -6,6 +6,7 @@ Not here: how the copy is made (`horae_node/backup.py`), what is made of it (`ho
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
@@ -129,7 +130,7 @@ async def _copy(session: aiohttp.ClientSession, url: str, to: Path) -> None:
         after = (await answer.json())["applied_index"]
     async with session.get(f"{url}/v1/backup", params={"after": after}) as answer:
         await _require_ok(answer)
-        with to.open("wb") as file:
+        with open(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:  # noqa: ASYNC230
             async for piece in answer.content.iter_chunked(PIECE_BYTES):
                 file.write(piece)
 

@@ -24,10 +24,6 @@ GATHERED_BYTES_MAX = 48 * 1024
 """Commands gathered into one entry, unless a single one is larger: some three milliseconds of work for each node.
 Larger ones make the nodes wait for each other (docs/decisions/0010-small-entries.md)."""
 
-AT_ONCE_BYTES_MIN = GATHERED_BYTES_MAX // 2
-"""So much leaves as soon as it is there; less waits for what else the loop's present pass brings
-(docs/decisions/0012-large-entries-leave-at-once.md)."""
-
 IN_FLIGHT_MAX = 8
 """Entries proposed and not yet applied, when much waits: network, disks and machine then work on different ones."""
 
@@ -168,7 +164,6 @@ class Proposer:
         Raises: `NotApplied("no_leader")` when this node does not lead; `ValueError` for text that is not Unicode.
         """
         chunks = self._add(commands, due_now)
-        self._let_go()
         results: list[Result] = []
         for chunk in chunks:
             try:
@@ -179,16 +174,13 @@ class Proposer:
 
     async def run_one(self, command: Command, due_now: dict[str, int] | None = None) -> Outcome:
         """The outcome of one command. Raises: `NotApplied`, `OutcomeUnknown`."""
-        (chunk,) = self._add((command,), due_now)
-        self._let_go()
-        return (await chunk.future)[0]
+        return (await self._add((command,), due_now)[0].future)[0]
 
     def send(self, commands: Sequence[Command]) -> None:
         """Propose without waiting for the outcomes; nothing happens when this node does not lead, or nothing is stored
         at the moment."""
         if self._session is not None and self._session.open and not self._stuck:
             self._add(commands, None)
-            self.kick()
 
     def chunk(self, command: Command) -> Chunk:
         """One command as a chunk of its own (for the session's plans)."""
@@ -238,14 +230,8 @@ class Proposer:
             self._queue.append(chunk)
             self._queued_commands += len(chunk.blobs)
             self._queued_bytes += chunk.size_bytes
+        self.kick()
         return chunks
-
-    def _let_go(self) -> None:
-        """Propose what waits, when it is much: the others work on it while this pass of the loop reads on."""
-        if self._queued_bytes >= AT_ONCE_BYTES_MIN:
-            self._flush()
-        else:
-            self.kick()
 
     def _flush(self) -> None:
         self._scheduled = False

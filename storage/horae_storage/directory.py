@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from horae_storage import scan
 from horae_storage.errors import REJOIN, DirectoryInUse, DirectoryUnusable, ForeignDirectory
 from horae_storage.files import (
+    PRIVATE_MODE,
     Owner,
     foreign_owner,
     give,
@@ -192,7 +193,7 @@ def open_directory(path: Path, cluster: str, node_id: str, *, recovers: bool = F
     try:
         if is_new(path):
             _require_unowned(path)  # again under the lock: here a refusal leaves not even that behind
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(PRIVATE_MODE, parents=True, exist_ok=True)
         lock_fd = _lock(path)
     except OSError as error:
         raise _unusable(path, error) from error

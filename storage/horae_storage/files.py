@@ -12,6 +12,9 @@ from pathlib import Path
 Owner = tuple[int, int]
 """User and group, by number."""
 
+PRIVATE_MODE = 0o700
+"""Of directories that hold payloads: they are nobody else's to read."""
+
 TEMPORARY_SUFFIX = ".tmp"
 """Every half-finished file carries it, so that a start can sweep what a crash left."""
 
@@ -70,11 +73,11 @@ def write_atomically(path: Path, data: bytes, owner: Owner | None = None) -> Non
 
 
 def make_directory(path: Path) -> bool:
-    """Make a directory and those above it, durably; False when it was there. Raises: OSError."""
+    """Make a directory, its owner's alone, and those above it, durably; False when it was there. Raises: OSError."""
     if path.is_dir():
         return False
     missing = [it for it in (path, *path.parents) if not it.exists()]
-    path.mkdir(parents=True)
+    path.mkdir(PRIVATE_MODE, parents=True)
     for made in missing:
         sync_directory(made.parent)
     return True

@@ -235,8 +235,9 @@ async def test_an_emptied_member_of_a_restored_cluster_comes_back_as_the_docs_sa
 
 def of_another_backup(peer: NodeProcess) -> str:
     return (
-        f"{peer.name} and this node are of different lives of the cluster, by a restore or a recovery: restore every "
-        "member from the same file, or let it join with an empty directory"
+        f"{peer.name} and this node are of different lives of the cluster, by a restore or a recovery: all members of "
+        "a new cluster are restored from one file; for a disk that was lost, see 'A node whose disk was lost' in "
+        "docs/operations.md"
     )
 
 

@@ -1,9 +1,9 @@
 """The user commands: `horae submit`, `job`, `jobs`, `cancel`, `requeue`, `queues`, `cluster`, `worker`.
 
 Exit codes: 0 done; 1 the job failed or the cluster refused; 2 bad usage; 3 the cluster is not reachable, has no leader,
-or did not answer; 4 the job was not finished at the end of `--wait`; 5 the call succeeded, but its answer cannot be
-printed; 130 interrupted. Errors are one line with the next step, on stderr. The server's commands are mounted beside
-these elsewhere. Next to read: `show.py`, `client.py`.
+or did not answer; 4 the job was not finished at the end of `--wait`, or an added node does not count yet; 5 the call
+succeeded, but its answer cannot be printed; 130 interrupted. Errors are one line with the next step, on stderr. The
+server's commands are mounted beside these elsewhere. Next to read: `show.py`, `client.py`.
 """
 
 from __future__ import annotations
@@ -137,8 +137,14 @@ def deadline_option(default_seconds: float, words: str) -> Callable[[Command], C
     return click.option("--deadline", type=_Seconds(), default=default_seconds, metavar="SECONDS", help=words)
 
 
+class _Whole(click.IntRange):
+    name = "whole number"
+
+
 class _Seconds(click.FloatRange):
     """How long. `math.nan` passes every comparison of a range, and no wait for it ends."""
+
+    name = "number of seconds"
 
     def __init__(self) -> None:
         super().__init__(min=0)
@@ -365,8 +371,8 @@ class _WaitSeconds(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 @click.option("--delay", "delay_seconds", type=_Seconds(), metavar="SECONDS", help="Due after so long.")
 @click.option("--queue", metavar="Q", help="Default: default.")
 @click.option("--id", "job_id", metavar="ID", help="Your own id: submitting it again makes no second job.")
-@click.option("--priority", type=click.IntRange(-100, 100), metavar="N", help="-100 to 100, higher first.")
-@click.option("--max-attempts", type=click.IntRange(1, 100), metavar="N", help="1 to 100. Default: 5.")
+@click.option("--priority", type=_Whole(-100, 100), metavar="N", help="-100 to 100, higher first.")
+@click.option("--max-attempts", type=_Whole(1, 100), metavar="N", help="1 to 100. Default: 5.")
 @click.option(
     "--wait",
     "wait_seconds",
@@ -457,7 +463,7 @@ def job(target: Target, job_id: str) -> None:
 @main_group.command()
 @click.option("--queue", metavar="Q", help="Of this queue only.")
 @click.option("--state", type=click.Choice(list(show.STATE_STYLES)), help="In this state only.")
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most so many.")
+@click.option("--limit", type=_Whole(min=1), default=50, show_default=True, help="At most so many.")
 @_target_options
 def jobs(target: Target, queue: str | None, state: str | None, limit: int) -> None:
     """List jobs, newest first."""
@@ -579,7 +585,10 @@ def _show_cluster(target: Target) -> None:
 @click.option("--http", "http_url", required=True, metavar="URL", help="Where everybody reaches it.")
 @_target_options
 def add_member(target: Target, node: str, raft_address: str, http_url: str) -> None:
-    """Take NODE in, which runs with `join` (and then asks by itself). It counts once it has caught up."""
+    """Take NODE in, which runs with `join` (and then asks by itself). It counts once it has caught up.
+
+    Exit code 4 while it does not count.
+    """
     with target.client() as client:
         found = client.add_member(node, raft_address=raft_address, http_url=http_url)
     if found.connected is False and not target.json:
@@ -589,6 +598,8 @@ def add_member(target: Target, node: str, raft_address: str, http_url: str) -> N
         )
     else:
         _show_standing(target, found)
+    if found.standing != "voter":
+        sys.exit(EXIT_UNFINISHED)
 
 
 @cluster.command("move")
@@ -681,7 +692,10 @@ def _local_views(target: Target) -> dict[str, ClusterView | str]:
 @click.argument("where", metavar="MODULE:WORKER")
 @with_target(*WHOM)
 def worker(target: Target, where: str) -> None:
-    """Run a worker: the `Worker` that WORKER names in MODULE. Ctrl-C stops it, a second one at once."""
+    """Run a worker: the `Worker` that WORKER names in MODULE. Ctrl-C stops it, a second one at once.
+
+    It asks the nodes of --url, else of HORAE_URL, else its own, with --token, else HORAE_TOKEN, else its own.
+    """
     found = _load_worker(where)
     if target.chosen:
         found.urls = target.urls

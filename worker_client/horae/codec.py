@@ -62,11 +62,16 @@ def encode_value(value: Any, *, bytes_max: int, what: str) -> Raw:
     """
     try:
         value = plain(value)
-        data = encode(value)
+        data = _encode(value)
         # What is shorter than that can pass neither limit: most values end here.
         text = _encode_json(value) if len(data) > min(JSON_DEPTH_MAX, bytes_max // _JSON_PER_MSGPACK_BYTES) else b""
     except RecursionError as error:
         raise _nested(what) from error
+    except OverflowError as error:
+        detail = f"the {what} holds an integer of more than 64 bits: use a string"
+        raise made_here("invalid", 422, "Invalid", detail) from error
+    except UnicodeEncodeError as error:
+        raise made_here("invalid", 422, "Invalid", f"the {what} holds text that is not Unicode: {error}") from error
     if len(text) > bytes_max:
         size = f"the {what} is {len(text)} bytes as JSON, over the limit of {bytes_max}"
         detail = f"{size}: store it elsewhere and pass where"

@@ -22,7 +22,7 @@ from horae.client import DEFAULT_URL, AsyncClient, url_list
 from horae.ids import new_id
 from horae.jobs import Claim, Ending
 from horae.leases import Lease, LeaseKeeper
-from horae.nodes import base_url
+from horae.nodes import base_url, shown
 from horae.registry import Context, Handler, Registry
 from horae.reporter import Reporter, log_ending
 from horae.runner import STOPPING, released, run_attempt, stopped
@@ -210,7 +210,8 @@ class _Session:
     def tell_started(self) -> None:
         """Before anything else is told."""
         logs.event(
-            logging.INFO, "worker_started", worker=self._worker.name, queues=",".join(self._worker.queues),
+            logging.INFO, "worker_started", worker=self._worker.name, urls=",".join(map(shown, self._worker.urls)),
+            queues=",".join(self._worker.queues),
             tasks=",".join(self._worker.registry.names()), concurrency=self._worker.concurrency,
         )  # fmt: skip
 

@@ -2,9 +2,7 @@
 
 `_pump` is the only place that calls into the library: frames first, then what the disk finished, then the library's
 tick, then sends; what all of that wrote is sealed as one group. It is woken by frames, syncs, proposals and a timer,
-called by a large proposal, and never runs inside itself. An exception in it ends the node: nothing more is sent,
-`on_fatal` is called.
-
+and never runs inside itself. An exception in it ends the node: nothing more is sent, `on_fatal` is called.
 Not here: what may be believed (`guard.py`), bytes on a wire (`transport.py`), jobs. Next to read: `guard.py`.
 """
 
@@ -52,9 +50,6 @@ from horae_storage.log_port import RaftLog
 
 TICK_S: Final = 0.025
 """Between two looks at the timers: well under a heartbeat; an idle tick costs some microseconds."""
-
-SENT_AT_ONCE_BYTES_MIN: Final = 16 * 1024
-"""An entry of so many bytes is worth a pass of its own: the others work on it while this node reads the next call."""
 
 FRAMES_PER_PUMP: Final = 256
 """Messages taken in before the loop gets its turn again."""
@@ -136,7 +131,6 @@ class PySyncObjRaft:
         self._inbox: deque[tuple[str, Message]] = deque()
         self._durable = 0
         self._woken = False
-        self._inside = False
         self._timers_due = True
         self._running = False
         # In order, not a set: where futures lie in memory may not decide who is answered first.
@@ -296,10 +290,7 @@ class PySyncObjRaft:
                 future.set_exception(OutcomeUnknown("a snapshot took the place of the entry"))
 
         self._core.propose(entry, done)
-        if len(entry) >= SENT_AT_ONCE_BYTES_MIN and not self._inside:
-            self._pump()
-        else:
-            self._wake()
+        self._wake()
         return future
 
     async def read_barrier(self) -> int:
@@ -471,14 +462,11 @@ class PySyncObjRaft:
             self._guarded(self._run_once)
 
     def _guarded(self, step: Callable[..., None], *args: object) -> None:
-        was_inside, self._inside = self._inside, True
         try:
             self._core.enter()
             step(*args)
         except Exception as error:  # the root of all that consensus does: whatever it is, it ends the node
             self._fail(error)
-        finally:
-            self._inside = was_inside
 
     def _run_once(self) -> None:
         guard, core = self._guard, self._core

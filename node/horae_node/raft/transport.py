@@ -350,8 +350,9 @@ class TcpTransport:
         if self._is_of_our_life(told) or not isinstance(node_id, str) or node_id not in self._addresses:
             return None
         return (
-            f"{node_id} and this node are of different lives of the cluster, by a restore or a recovery: restore every "
-            "member from the same file, or let it join with an empty directory"
+            f"{node_id} and this node are of different lives of the cluster, by a restore or a recovery: all members "
+            "of a new cluster are restored from one file; for a disk that was lost, see 'A node whose disk was lost' "
+            "in docs/operations.md"
         )
 
     def _is_of_our_life(self, told: Message) -> bool:

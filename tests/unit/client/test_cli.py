@@ -155,6 +155,20 @@ def test_what_is_no_number_is_no_time(command: str) -> None:
     assert f"'{command.split()[2]}': takes seconds" in got.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["submit", "t", "--delay", "soon"], "'soon' is not a valid number of seconds."),
+        (["jobs", "--limit", "few"], "'few' is not a valid whole number."),
+        (["submit", "t", "--payload", '{"a": 18446744073709551616}'], "the payload holds an integer of more than 64"),
+    ],
+)
+def test_a_wrong_number_is_told_in_words(command: list[str], says: str) -> None:
+    got = CliRunner().invoke(main_group, command)
+    assert got.exit_code == 2
+    assert says in got.stderr
+
+
 async def test_that_there_are_more_jobs_is_told(server: FakeServer) -> None:
     for name in "abc":
         server.add("t", job_id=name)
@@ -586,7 +600,7 @@ async def test_members_are_changed(
 ) -> None:
     server.fault(f"/v1/cluster/members{path}", _ok(answer), _ok(answer))
     got = await run(server, "cluster", *arguments)
-    assert (got.exit_code, got.stderr) == (0, "")
+    assert (got.exit_code, got.stderr) == (4 if answer["standing"] == "learner" else 0, "")
     assert got.stdout.startswith(says)
     assert json.loads((await run(server, "cluster", *arguments, "--json")).stdout) == {"connected": None} | answer
 

@@ -17,8 +17,8 @@ from tests.unit.raft.parts import LARGE_ENTRIES, Cluster, wait_until
 
 from horae_node.errors import NotApplied
 from horae_node.raft.port import ENTRY_BYTES_MAX, LogLimits, SnapshotInfo
-from horae_node.raft.pysyncobj_adapter import COMPACT_EVERY_S, SENT_AT_ONCE_BYTES_MIN, PySyncObjRaft
-from horae_node.raft.pysyncobj_core import NOT_APPLIED, Message
+from horae_node.raft.pysyncobj_adapter import COMPACT_EVERY_S, PySyncObjRaft
+from horae_node.raft.pysyncobj_core import NOT_APPLIED
 from horae_storage.memory_log import MemoryRaftLog
 
 TAIL = LogLimits(tail_bytes=1 << 20, tail_entries=5)
@@ -116,26 +116,6 @@ async def test_9_a_snapshot_is_on_disk_before_it_replaces_the_state(
 
 
 # ---------------------------------------------------------------- 13, 15: proposals
-
-
-async def test_a_large_proposal_is_sent_before_it_returns_and_a_small_one_gathers(cluster: Cluster) -> None:
-    leader_id = await cluster.leader()
-    leader, follower = cluster.nodes[leader_id], cluster.nodes[cluster.other_than(leader_id)]
-    arrived: list[int] = []
-    on_messages = follower.on_messages
-
-    def noted(node_id: str, messages: list[Message]) -> None:
-        arrived.extend(len(entry[0]) for message in messages for entry in message.get("entries", ()))  # type: ignore[attr-defined]
-        on_messages(node_id, messages)
-
-    follower.on_messages = noted  # type: ignore[method-assign]
-    small = leader.propose(b"small")
-    await asyncio.sleep(0)  # what was sent by now arrives in this pass
-    assert arrived == []
-    large = leader.propose(bytes(SENT_AT_ONCE_BYTES_MIN))
-    await asyncio.sleep(0)
-    assert max(arrived) > SENT_AT_ONCE_BYTES_MIN
-    await asyncio.gather(small, large)
 
 
 async def test_13_a_follower_takes_no_proposal_and_passes_none_on(cluster: Cluster) -> None:

@@ -659,8 +659,9 @@ async def test_nodes_of_different_lives_of_the_cluster_refuse_each_other(
     await one.wait_told(one.misfits, 5)
     await two.wait_told(two.misfits, 5)
     words = (
-        "{} and this node are of different lives of the cluster, by a restore or a recovery: restore every member from "
-        "the same file, or let it join with an empty directory"
+        "{} and this node are of different lives of the cluster, by a restore or a recovery: all members of a new "
+        "cluster are restored from one file; for a disk that was lost, see 'A node whose disk was lost' in "
+        "docs/operations.md"
     )
     assert (set(one.misfits), one.origin_indexes) == ({words.format("n2")}, {40})
     assert (set(two.misfits), two.origin_indexes) == ({words.format("n1")}, {None if newer is None else newer[1]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -71,6 +72,12 @@ def test_what_could_not_be_made_is_said_before(path: Path) -> None:
     (path / "log" / "log.mdb").write_bytes(b"data")
     with pytest.raises(DirectoryUnusable, match=r"log holds data, but identity\.json is missing; keep the files"):
         require_usable(path)
+
+
+def test_what_it_holds_is_its_owners_alone(path: Path) -> None:
+    opened = open_directory(path, "c", "n1")
+    opened.close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize(("cluster", "node_id"), [("other", "a"), ("c", "b")])
