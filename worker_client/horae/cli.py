@@ -694,7 +694,7 @@ def _local_views(target: Target) -> dict[str, ClusterView | str]:
 def worker(target: Target, where: str) -> None:
     """Run a worker: the `Worker` that WORKER names in MODULE. Ctrl-C stops it, a second one at once.
 
-    It asks the nodes of --url, else of HORAE_URL, else its own, with --token, else HORAE_TOKEN, else its own.
+    It asks the nodes named here, else by HORAE_URL, else those that it was made with; likewise its token.
     """
     found = _load_worker(where)
     if target.chosen:
