@@ -47,6 +47,18 @@ def test_a_report_counts_once_and_its_repeat_gets_the_same_answer(report: Report
     assert [code(world.do(other("a", token))) for other in others] == ["lease_lost", "lease_lost"]
 
 
+def test_who_ends_and_who_of_them_is_dead_is_told_once():
+    world = World()
+    for job_id in "abc":
+        world.do(submit(job_id))
+    (_, token), *_ = world.claim("w", max_jobs=3)
+    failure = FailJob("b", token, "E", "m", "t", False, None)
+    told = world.apply(CompleteJob("a", token, None), failure, FailJob("c", token, "E", "m", "t", True, None))
+    assert (told.finished, told.died) == ((1, 2), (2,))
+    told = world.apply(failure)
+    assert (told.finished, told.died) == ((), ())
+
+
 @every_report
 @pytest.mark.parametrize("token_off", [-1, 1])
 def test_another_token_is_refused(report: Report, token_off: int):

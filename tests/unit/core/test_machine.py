@@ -12,7 +12,7 @@ from horae_node.core.commands import TAGS, AdvanceTime, CancelJob, CompleteJob, 
 from horae_node.core.digest import state_digest
 from horae_node.core.evolve import evolve
 from horae_node.core.model import FIRST_META
-from horae_node.core.results import Done, EpochOpened, Rejected
+from horae_node.core.results import Done, EntryOutcome, EpochOpened, Rejected
 from horae_storage.memory import MemoryStore
 
 
@@ -58,7 +58,7 @@ def test_an_empty_entry_moves_the_index_and_the_clocks():
     world.pass_ms(5)
     entry = world.apply()
     meta = views.meta(world.txn)
-    assert entry == ((), (), (), False)
+    assert entry == EntryOutcome((), ())
     assert (meta.applied_index, meta.now_ms, meta.lease_clock) == (world.index, world.now_ms, 5)
 
 
