@@ -164,7 +164,6 @@ class Round:
         self._leader = leader
         self._yardstick_port = yardstick_port
         self._profiler = Profiler(options.profile_dir) if options.profile else None
-        self.leader_id = leader.node_id
         self.memory_bytes: dict[str, tuple[int, int]] = {}
         """Of each node at the end: resident, and what of it is not mapped from files."""
         self.results: list[Result] = []
@@ -179,6 +178,10 @@ class Round:
             self.results.append(await self._measure(figure))
             await self._measure_yardstick()
         self.memory_bytes = {node.node_id: node.process.memory_bytes() for node in self._cluster.nodes}
+
+    @property
+    def leader_id(self) -> str:
+        return self._leader.node_id
 
     def ratio(self, result: Result) -> float:
         return result.value / self.yardstick_of(result.figure)

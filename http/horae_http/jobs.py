@@ -199,13 +199,16 @@ async def _change(service: Service, call: Call, change: Callable[[str], Awaitabl
 
 
 async def cancel_jobs(service: Service, call: Call) -> Answer:
-    _require_filtered(call, call.body.filter.queue, "/filter/queue")
-    return codec.answer(200, await service.cancel_many(call.body), call.packed_out)
+    return await _change_many(call, service.cancel_many)
 
 
 async def requeue_jobs(service: Service, call: Call) -> Answer:
+    return await _change_many(call, service.requeue_many)
+
+
+async def _change_many(call: Call, change: Callable[[Any], Awaitable[wire.BulkAnswer]]) -> Answer:
     _require_filtered(call, call.body.filter.queue, "/filter/queue")
-    return codec.answer(200, await service.requeue_many(call.body), call.packed_out)
+    return codec.answer(200, await change(call.body), call.packed_out)
 
 
 async def delete_job(service: Service, call: Call) -> Answer:
@@ -225,6 +228,14 @@ _BATCHES: Final = BatchReader()
 def _by_id(method: str, path: str, operation: str, summary: str, handler: Any, role: str) -> Route:
     """A change of one job by its id alone: a repeat may get another answer, so it is left to the caller."""
     return Route(method, path, operation, summary, handler, _JOB, role, repeats=_never)
+
+
+def _by_filter(path: str, operation: str, verb: str, handler: Any, request: type[wire.BulkRequest]) -> Route:
+    """The same of many."""
+    summary = f"{verb} all jobs that match a filter, a page at a time."
+    answers: dict[int, type | None] = {200: wire.BulkAnswer}
+    read = BodyReader(request).read
+    return Route("POST", path, operation, summary, handler, answers, "submit", read, request, repeats=_never)
 
 
 ROUTES: Final[tuple[Route, ...]] = (
@@ -290,30 +301,8 @@ ROUTES: Final[tuple[Route, ...]] = (
         requeue_job,
         "submit",
     ),
-    Route(
-        "POST",
-        "/v1/jobs/cancel",
-        "cancelJobs",
-        "Cancel many jobs by a filter, a page at a time.",
-        cancel_jobs,
-        {200: wire.BulkAnswer},
-        "submit",
-        BodyReader(wire.CancelManyRequest).read,
-        wire.CancelManyRequest,
-        repeats=_never,
-    ),
-    Route(
-        "POST",
-        "/v1/jobs/requeue",
-        "requeueJobs",
-        "Make many dead, cancelled or expired jobs ready anew by a filter, a page at a time.",
-        requeue_jobs,
-        {200: wire.BulkAnswer},
-        "submit",
-        BodyReader(wire.RequeueManyRequest).read,
-        wire.RequeueManyRequest,
-        repeats=_never,
-    ),
+    _by_filter("/v1/jobs/cancel", "cancelJobs", "Cancel", cancel_jobs, wire.CancelManyRequest),
+    _by_filter("/v1/jobs/requeue", "requeueJobs", "Make ready anew", requeue_jobs, wire.RequeueManyRequest),
     _by_id("POST", "/v1/jobs/{id}/run_now", "runJobNow", "Make a pending job ready.", run_job_now, "submit"),
     Route(
         "DELETE",

@@ -23,8 +23,6 @@ EXAMINED_MAX: Final = 1000
 """Jobs looked at for one page, whether they match or not."""
 EXAMINED_BYTES_MAX: Final = 4 << 20
 """Their payloads: what they are filtered by lies in the same row."""
-UNFINISHED: Final = (State.PENDING, State.READY, State.RUNNING)
-"""In the order in which jobs go: one that moves on while a bulk call goes from page to page is met again."""
 _KIND: Final = b"b"
 _PLACE_BYTES: Final = 9
 
@@ -39,7 +37,9 @@ class Page(NamedTuple):
 def page(view: View, request: wire.CancelManyRequest | wire.RequeueManyRequest) -> Page:
     """The next jobs that a request means, newest first within each state. Raises: `BadCursor`."""
     wanted = request.filter
-    states = UNFINISHED if wanted.state is None else (STATE_BY_NAME[wanted.state],)
+    # In the order in which jobs go: one that moves on while a caller goes from page to page is met again.
+    names = wire.CANCELLABLE if wanted.state is None else (wanted.state,)
+    states = [STATE_BY_NAME[name] for name in names]
     ids: list[str] = []
     examined_bytes = 0
     for examined, (state, seq) in enumerate(_listed(view, wanted.queue, states, request.cursor), 1):
@@ -61,7 +61,7 @@ def count_changed(results: Sequence[Outcome | NotApplied | OutcomeUnknown]) -> i
     failed = [result for result in results if isinstance(result, (NotApplied, OutcomeUnknown))]
     if not failed:
         return sum(isinstance(result, Done) and not result.repeated for result in results)
-    if len(failed) == len(results) and all(isinstance(result, NotApplied) for result in failed):
+    if all(isinstance(result, NotApplied) for result in results):
         raise failed[0]
     raise OutcomeUnknown(f"some of {len(results)} jobs may be changed: {failed[0]}")
 

@@ -21,6 +21,9 @@ from horae_node.core.model import AttemptError, JobSpec, Run, State
 from horae_node.core.tables import seq_bytes
 from horae_storage.kv import View
 
+QUEUE_LOOKS_MAX: Final = 4000
+"""Look-ups for one page of queues: some milliseconds of the loop. Usual queues take one or two each."""
+
 _NULL: Final = Raw(b"null")
 _STATE_NAMES: Final[tuple[wire.StateName, ...]] = (
     "pending",
@@ -258,20 +261,26 @@ def _text_bytes(error: wire.AttemptErrorView) -> int:
 def queue_page(
     view: View, now_ms: int, *, limit: int, cursor: str | None, only: Collection[str] | None = None
 ) -> wire.QueueList:
-    """A page of queues that hold jobs, by name; the cursor is the last one's name. Raises: `BadCursor`."""
+    """A page of queues that hold jobs, by name; the cursor is the last one's name.
+
+    The page ends early with the queue that takes it past `QUEUE_LOOKS_MAX`. Raises: `BadCursor`.
+    """
     after = "" if cursor is None else read_cursor(b"q", cursor).decode(errors="replace")
     if only is None:
         names = views.queue_names(view, after, limit)
     else:
         names = [name for name in sorted(only) if name > after and any(views.counts(view, name))][:limit]
-    queues = [_queue_view(view, name, now_ms) for name in names]
-    return wire.QueueList(queues, make_cursor(b"q", names[-1].encode()) if len(names) == limit else None)
-
-
-def _queue_view(view: View, name: str, now_ms: int) -> wire.QueueView:
-    oldest_ms = views.oldest_ready_ms(view, name)
-    waited = None if oldest_ms is None else max(0, now_ms - oldest_ms) / 1000
-    return wire.QueueView(name, wire.DepthView(*views.counts(view, name)), waited)
+    queues: list[wire.QueueView] = []
+    looks = 0
+    for name in names:
+        oldest_ms = views.oldest_ready_ms(view, name)
+        waited = max(0, now_ms - min(oldest_ms)) / 1000 if oldest_ms else None
+        queues.append(wire.QueueView(name, wire.DepthView(*views.counts(view, name)), waited))
+        looks += len(oldest_ms)
+        if looks >= QUEUE_LOOKS_MAX:
+            break
+    more = len(queues) < len(names) or len(names) == limit
+    return wire.QueueList(queues, make_cursor(b"q", queues[-1].name.encode()) if more else None)
 
 
 def make_cursor(kind: bytes, place: bytes) -> str:

@@ -280,13 +280,12 @@ class Node:
         if outcome.died and self._session.open:
             self._count_dead(outcome.died)
 
-    def _count_dead(self, seqs: tuple[int, ...]) -> None:
+    def _count_dead(self, died: tuple[tuple[int, str], ...]) -> None:
         """On the leader alone: a sum over the nodes counts each once."""
-        view = self._applier.view
-        for seq in seqs:
-            spec, run = views.spec(view, seq), views.run(view, seq)
-            if spec is not None and run is not None:  # it may have been deleted, or requeued, in the same entry
-                self._metrics.count_dead(spec.queue, spec.task, run.dead_reason)
+        for seq, reason in died:
+            spec = views.spec(self._applier.view, seq)
+            if spec is not None:  # deleted in the same entry
+                self._metrics.count_dead(spec.queue, spec.task, reason)
 
     def _on_session(self) -> None:
         self._membership.on_leadership()

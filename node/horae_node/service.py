@@ -8,7 +8,8 @@ both directions. Not here: HTTP, the wire's encodings, Raft. Next to read: `tran
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import TypeVar
 
@@ -323,12 +324,10 @@ class Service:
         """Newest first. Raises: `Refused("invalid", …, "/cursor")`."""
         if not local:
             await self._raft.read_barrier()
-        try:
+        with _cursors_named():
             return reads.job_page(
                 self._applier.view, self._clocks(), queue=queue, state=state, limit=limit, cursor=cursor
             )
-        except reads.BadCursor as error:
-            raise Refused("invalid", str(error), "/cursor") from error
 
     async def queues(
         self, *, limit: int, cursor: str | None, only: Collection[str] | None = None, local: bool = False
@@ -336,10 +335,8 @@ class Service:
         """Queues that hold jobs, by name; of `only` these, where given. Raises: `Refused("invalid", …, "/cursor")`."""
         if not local:
             await self._raft.read_barrier()
-        try:
+        with _cursors_named():
             return reads.queue_page(self._applier.view, self._clocks().now_ms, limit=limit, cursor=cursor, only=only)
-        except reads.BadCursor as error:
-            raise Refused("invalid", str(error), "/cursor") from error
 
     async def cancel_many(self, request: wire.CancelManyRequest) -> wire.BulkAnswer:
         return await self._change_many("cancel", request, CancelJob)
@@ -356,10 +353,8 @@ class Service:
         """Raises: `Refused("invalid", …, "/cursor")`, `NotApplied`, `OutcomeUnknown`."""
         self._proposer.require_room(ending=False)
         await self._raft.read_barrier()
-        try:
+        with _cursors_named():
             ids, next_cursor = bulk.page(self._applier.view, request)
-        except reads.BadCursor as error:
-            raise Refused("invalid", str(error), "/cursor") from error
         results = await self._proposer.run(list(map(command, ids))) if ids else []
         count = bulk.count_changed(results)
         self._counter(kind).inc(count)
@@ -561,6 +556,15 @@ def _member(node_id: str, request: wire.MemberRequest | wire.MoveRequest) -> Mem
         return Member(node_id, address, parse_url(request.http_url))
     except ValueError as error:
         raise Refused("invalid", str(error), "/http_url") from error
+
+
+@contextmanager
+def _cursors_named() -> Iterator[None]:
+    """Raises: `Refused` by the field's name for a cursor that is none of this list's."""
+    try:
+        yield
+    except reads.BadCursor as error:
+        raise Refused("invalid", str(error), "/cursor") from error
 
 
 def _nothing() -> None:

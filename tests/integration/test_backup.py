@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import stat
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ async def test_a_new_cluster_of_three_from_a_backup_goes_on_where_the_old_one_wa
         done = await horae("backup", str(file), "--url", follower.url)
         assert done.returncode == 0, done
         assert "checked" in done.stdout
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, "payloads are nobody else's to read"
         require_refusal(await horae("backup", str(file), "--url", follower.url), str(file), "--force")
         link = tmp_path / "link"
         link.symlink_to(file.name)

@@ -20,7 +20,7 @@ from msgspec import Raw
 
 from horae import wire
 from horae.client import DEADLINE_SECONDS, DEFAULT_URL, AsyncClient, Submitted, disown
-from horae.jobs import Beat, Claim, Ended, Ending, Failure, Job, JobOptions, JobPage, NewJob, Renewal
+from horae.jobs import Beat, Claim, Ended, Ending, Failure, Job, JobFilter, JobOptions, JobPage, NewJob, Renewal
 from horae.transport import new_event_loop
 from horae.trouble import Trouble
 
@@ -261,17 +261,13 @@ class Client:
         """Run a `dead`, `cancelled` or `expired` job anew. Raises: `Conflict` in any other state."""
         return self._run(self._client.requeue(job_id))
 
-    def cancel_many(
-        self, *, queue: str | None = None, state: str | None = None, task: str | None = None, tag: str | None = None
-    ) -> int:
+    def cancel_many(self, **which: Unpack[JobFilter]) -> int:
         """Cancel all jobs that match: how many; as `AsyncClient.cancel_many`."""
-        return self._run(self._client.cancel_many(queue=queue, state=state, task=task, tag=tag))
+        return self._run(self._client.cancel_many(**which))
 
-    def requeue_many(
-        self, *, queue: str | None = None, state: str | None = None, task: str | None = None, tag: str | None = None
-    ) -> int:
+    def requeue_many(self, **which: Unpack[JobFilter]) -> int:
         """Run all jobs that match anew: how many; as `AsyncClient.requeue_many`."""
-        return self._run(self._client.requeue_many(queue=queue, state=state, task=task, tag=tag))
+        return self._run(self._client.requeue_many(**which))
 
     def queues(self) -> list[wire.QueueView]:
         """All queues that hold jobs, by name; as `AsyncClient.queues`."""

@@ -20,7 +20,7 @@ from datetime import datetime
 from functools import wraps
 from itertools import islice
 from math import inf, isnan
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, Unpack
 
 import click
 import msgspec
@@ -29,7 +29,7 @@ from horae import checks, clock, errors, logs, show, signals, streams
 from horae.blocking import Client
 from horae.client import DEADLINE_SECONDS, DEFAULT_URL, url_list
 from horae.ids import new_id
-from horae.jobs import Job, NewJob
+from horae.jobs import Job, JobFilter, NewJob
 from horae.leases import BEATS_PER_LEASE
 from horae.nodes import base_url, shown
 from horae.trouble import Trouble
@@ -493,7 +493,7 @@ def _which_options(command: Command) -> Command:
     return _with_options(command, _WHICH)  # type: ignore[return-value]
 
 
-def _require_which(job_id: str | None, which: dict[str, str | None], every: bool) -> None:
+def _require_which(job_id: str | None, which: JobFilter, every: bool) -> None:
     """An id, or some of the filters, or the word that none is meant."""
     named = [f"--{name}" for name, value in which.items() if value is not None]
     if job_id is not None and (named or every):
@@ -506,7 +506,7 @@ def _require_which(job_id: str | None, which: dict[str, str | None], every: bool
 @click.argument("job_id", metavar="[ID]", required=False)
 @_which_options
 @_target_options
-def cancel(target: Target, job_id: str | None, every: bool, **which: str | None) -> None:
+def cancel(target: Target, job_id: str | None, every: bool, **which: Unpack[JobFilter]) -> None:
     """Cancel a job, or many: at once if it is not running, else its worker is told at its next heartbeat."""
     _require_which(job_id, which, every)
     with target.client() as client:
@@ -527,7 +527,7 @@ def cancel(target: Target, job_id: str | None, every: bool, **which: str | None)
 @click.argument("job_id", metavar="[ID]", required=False)
 @_which_options
 @_target_options
-def requeue(target: Target, job_id: str | None, every: bool, **which: str | None) -> None:
+def requeue(target: Target, job_id: str | None, every: bool, **which: Unpack[JobFilter]) -> None:
     """Run a dead, cancelled or expired job anew, or many: without --state the dead ones."""
     _require_which(job_id, which, every)
     with target.client() as client:

@@ -21,7 +21,7 @@ from msgspec import Raw
 from horae import clock, codec, errors, wire
 from horae.checks import require_no_nan
 from horae.ids import new_id
-from horae.jobs import Beat, Claim, Ended, Ending, Failure, Job, JobOptions, JobPage, NewJob, Renewal
+from horae.jobs import Beat, Claim, Ended, Ending, Failure, Job, JobFilter, JobOptions, JobPage, NewJob, Renewal
 from horae.transport import Again, Answer, Refusal, Transport
 from horae.trouble import Trouble
 
@@ -284,45 +284,25 @@ class AsyncClient:
         """Run a `dead`, `cancelled` or `expired` job anew. Raises: `Conflict` in any other state."""
         return await self._change(job_id, "requeue", frozenset({"pending", "ready", "running"}), deadline_seconds)
 
-    async def cancel_many(
-        self,
-        *,
-        queue: str | None = None,
-        state: str | None = None,
-        task: str | None = None,
-        tag: str | None = None,
-        deadline_seconds: float | None = None,
-    ) -> int:
+    async def cancel_many(self, *, deadline_seconds: float | None = None, **which: Unpack[JobFilter]) -> int:
         """Cancel all jobs that match: how many. Without `state` those pending, ready and running; `tag` is
         `"key:value"`. One that changes meanwhile may be missed.
 
-        Each page has the deadline. Raises: `OutcomeUnknown`: some may be cancelled; the same call again is safe.
+        Each page has the deadline. Raises: `OutcomeUnknown`: some may be cancelled; the same call again takes the rest.
         """
-        named = {"queue": queue, "state": state, "task": task, "tag": tag}
-        return await self._change_many("cancel", named, deadline_seconds)
+        return await self._change_many("cancel", which, deadline_seconds)
 
-    async def requeue_many(
-        self,
-        *,
-        queue: str | None = None,
-        state: str | None = None,
-        task: str | None = None,
-        tag: str | None = None,
-        deadline_seconds: float | None = None,
-    ) -> int:
+    async def requeue_many(self, *, deadline_seconds: float | None = None, **which: Unpack[JobFilter]) -> int:
         """Run all jobs that match anew: how many. Without `state` the `dead` ones. Else as `cancel_many`."""
-        named = {"queue": queue, "state": state, "task": task, "tag": tag}
-        return await self._change_many("requeue", named, deadline_seconds)
+        return await self._change_many("requeue", which, deadline_seconds)
 
-    async def _change_many(self, verb: str, named: dict[str, str | None], deadline_seconds: float | None) -> int:
-        wanted = {key: value for key, value in named.items() if value is not None}
+    async def _change_many(self, verb: str, which: JobFilter, deadline_seconds: float | None) -> int:
+        wanted = {key: value for key, value in which.items() if value is not None}
         count, cursor = 0, None
         while True:
             body = codec.encode({"filter": wanted, "cursor": cursor})
-            answer = await self._call("POST", f"/v1/jobs/{verb}", body, deadline_seconds)
-            page = answer.decode(wire.BulkAnswer)
-            count += page.count
-            cursor = page.next_cursor
+            page = (await self._call("POST", f"/v1/jobs/{verb}", body, deadline_seconds)).decode(wire.BulkAnswer)
+            count, cursor = count + page.count, page.next_cursor
             if cursor is None:
                 return count
 

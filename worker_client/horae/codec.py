@@ -39,14 +39,16 @@ _encode = msgspec.msgpack.Encoder().encode
 _encode_json = msgspec.json.Encoder().encode
 
 
-def encode(message: Any) -> bytes:
-    """A request body. Raises: `Invalid` for what no encoding can carry (integers past 64 bits, lone surrogates)."""
+def encode(message: Any, what: str = "request") -> bytes:
+    """A request body, or `what` of it. Raises: `Invalid` for what no encoding can carry (integers past 64 bits, lone
+    surrogates)."""
     try:
         return _encode(message)
     except OverflowError as error:
-        raise made_here("invalid", 422, "Invalid", f"an integer of more than 64 bits: {error}") from error
+        why = f"the {what} holds an integer of more than 64 bits: use a string"
+        raise made_here("invalid", 422, "Invalid", why) from error
     except UnicodeEncodeError as error:
-        raise made_here("invalid", 422, "Invalid", f"text that is not Unicode: {error}") from error
+        raise made_here("invalid", 422, "Invalid", f"the {what} holds text that is not Unicode: {error}") from error
 
 
 def plain(value: Any) -> Any:
@@ -62,16 +64,11 @@ def encode_value(value: Any, *, bytes_max: int, what: str) -> Raw:
     """
     try:
         value = plain(value)
-        data = _encode(value)
+        data = encode(value, what)
         # What is shorter than that can pass neither limit: most values end here.
         text = _encode_json(value) if len(data) > min(JSON_DEPTH_MAX, bytes_max // _JSON_PER_MSGPACK_BYTES) else b""
     except RecursionError as error:
         raise _nested(what) from error
-    except OverflowError as error:
-        detail = f"the {what} holds an integer of more than 64 bits: use a string"
-        raise made_here("invalid", 422, "Invalid", detail) from error
-    except UnicodeEncodeError as error:
-        raise made_here("invalid", 422, "Invalid", f"the {what} holds text that is not Unicode: {error}") from error
     if len(text) > bytes_max:
         size = f"the {what} is {len(text)} bytes as JSON, over the limit of {bytes_max}"
         detail = f"{size}: store it elsewhere and pass where"

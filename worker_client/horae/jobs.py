@@ -173,6 +173,15 @@ class JobOptions(TypedDict, total=False):
     retention_seconds: float
 
 
+class JobFilter(TypedDict, total=False):
+    """Which jobs a bulk call means: those that have all that is given. `tag` is `"key:value"`."""
+
+    queue: str | None
+    state: str | None
+    task: str | None
+    tag: str | None
+
+
 class NewJob(Struct, kw_only=True, omit_defaults=True):
     """A job to submit. A key that is left out gets the cluster's default; `id` one that the client makes."""
 

@@ -50,7 +50,7 @@ class Context:
         self.version = meta.machine_version
         self.known = known
         self.finished: list[int] = []
-        self.died: list[int] = []
+        self.died: list[tuple[int, str]] = []
         self.members_changed = False
         self._counts: dict[str, list[int]] = {}
         self._gained: dict[str, None] = {}

@@ -218,7 +218,7 @@ def _put_finished(ctx: Context, handle: JobHandle, before: Run, after: Run) -> N
     assert before.state <= S_RUNNING
     ctx.finished.append(seq)
     if after.state == S_DEAD:
-        ctx.died.append(seq)
+        ctx.died.append((seq, after.dead_reason))
     ctx.put(RETENTION + pair_bytes(purge_at(after.finished_ms, retention_ms), seq), ())
     if unique_key is not None:
         ctx.delete(unique_index_key(queue, unique_key))

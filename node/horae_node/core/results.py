@@ -75,7 +75,7 @@ class EntryOutcome(NamedTuple):
     """Queues that gained ready jobs by this entry, and still have some, sorted: whom the leader may wake."""
     finished: tuple[int, ...] = ()
     """Numbers of the jobs that reached a finished state, in order: whose waiting readers may be answered."""
-    died: tuple[int, ...] = ()
-    """Those of them that ended in the dead-letter state."""
+    died: tuple[tuple[int, str], ...] = ()
+    """Those of them that ended in the dead-letter state, each with the reason."""
     members_changed: bool = False
     """Who is a member, or where, is not what it was."""

@@ -118,19 +118,18 @@ def ready_count(view: View, queue: str) -> int:
     return 0 if row is None else counts_of(row).ready
 
 
-def oldest_ready_ms(view: View, queue: str) -> int | None:
-    """When the ready job of a queue that fell due first did so; None when none is ready.
+def oldest_ready_ms(view: View, queue: str) -> list[int]:
+    """For each priority that ready jobs of a queue have, highest first: when the one that fell due first did so.
 
-    They lie by priority and then by that moment, so this takes one look-up for each priority in use, 201 at the most.
+    One look-up each, 201 at the most.
     """
     keys = queue_keys(queue)
-    start, oldest = keys.ready, None
-    while found := view.keys(start, keys.ready_stop, limit=1):
-        priority_end = len(keys.ready) + 1
-        due_ms = int.from_bytes(found[0][priority_end : priority_end + 8], "big")
-        oldest = due_ms if oldest is None else min(oldest, due_ms)
-        start = found[0][:priority_end] + b"\xff" * 17
-    return oldest
+    moment = len(keys.ready) + 1
+    start, found = keys.ready, []
+    while first := view.keys(start, keys.ready_stop, limit=1):
+        found.append(int.from_bytes(first[0][moment : moment + 8], "big"))
+        start = first[0][:moment] + b"\xff" * 17
+    return found
 
 
 def queue_names(view: View, after: str, limit: int) -> list[str]:

@@ -54,7 +54,7 @@ def test_who_ends_and_who_of_them_is_dead_is_told_once():
     (_, token), *_ = world.claim("w", max_jobs=3)
     failure = FailJob("b", token, "E", "m", "t", False, None)
     told = world.apply(CompleteJob("a", token, None), failure, FailJob("c", token, "E", "m", "t", True, None))
-    assert (told.finished, told.died) == ((1, 2), (2,))
+    assert (told.finished, told.died) == ((1, 2), ((2, "no_retry"),))
     told = world.apply(failure)
     assert (told.finished, told.died) == ((), ())
 

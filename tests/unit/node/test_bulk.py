@@ -11,7 +11,7 @@ from msgspec import Raw
 from tests.helpers.one_node import OneNode, settle
 
 from horae import wire
-from horae_node import bulk
+from horae_node import bulk, reads
 from horae_node.core.results import Done, Rejected
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.service import Refused
@@ -177,6 +177,17 @@ async def test_queues_are_listed_by_name_with_their_depth_and_how_long_they_wait
     second = await node.service.queues(limit=2, cursor=first.next_cursor)
     assert [(queue.name, queue.depth.dead) for queue in second.queues] == [("c", 1)]
     assert second.next_cursor is None
+
+
+async def test_a_page_of_queues_takes_a_bounded_number_of_looks(node: OneNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    for queue in "abc":
+        for priority in (1, 2):
+            await node.submit(queue=queue, priority=priority)
+    monkeypatch.setattr(reads, "QUEUE_LOOKS_MAX", 3)
+    first = await node.service.queues(limit=50, cursor=None)
+    assert [queue.name for queue in first.queues] == ["a", "b"]
+    second = await node.service.queues(limit=50, cursor=first.next_cursor)
+    assert ([queue.name for queue in second.queues], second.next_cursor) == (["c"], None)
 
 
 async def test_only_some_queues_are_listed_to_who_is_held_to_them(node: OneNode) -> None:
