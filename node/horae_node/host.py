@@ -19,7 +19,7 @@ from horae_node.raft.port import Roster
 from horae_node.raft.transport import TcpTransport, TransportPort
 from horae_node.voters import forget_voters, read_members, write_members, write_voters
 from horae_storage.directory import Directory, open_directory
-from horae_storage.file_sync import Watch
+from horae_storage.file_write import Watch
 from horae_storage.kv import Store
 from horae_storage.lmdb_kv import LmdbStore
 from horae_storage.log_port import RaftLog

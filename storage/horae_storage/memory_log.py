@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from horae_storage.errors import StorageFailed, StorageFull
-from horae_storage.file_sync import Post
+from horae_storage.file_write import Post
 from horae_storage.log_groups import Batch, Group, GroupedLog, fold
 from horae_storage.log_port import LogEntry, LogState
 

@@ -1,9 +1,9 @@
-"""The durable Raft log (port `RaftLog`): one write and one sync for all groups that wait, by way of the log's tail.
+"""The durable Raft log (port `RaftLog`): one durable write for all groups that wait, by way of the log's tail.
 
-What is sealed is written at once into `tail.py`, a plain file, and synced (`file_sync.py`); when a region of it is
-full, a thread folds that into the database (`log_records.py`) in one commit, while the next writes go into the other
-region. An LMDB commit syncs twice and moves pages of a tree; measured, 0.35 ms of each lone submit went there, and
-0.11 ms go into the tail. Of the database nothing is read but at a start: what is there, then the tail over it.
+What is sealed is written durably at once (`file_write.py`) into `tail.py`, a plain file; when a region of it is full, a
+thread folds that into the database (`log_records.py`) in one commit, while the next writes go into the other region.
+An LMDB commit syncs twice and moves pages of a tree; measured, 0.35 ms of each lone submit went there, and 0.11 ms go
+into the tail. Of the database nothing is read but at a start: what is there, then the tail over it.
 Not here: when an acknowledgement may leave (`horae_node/raft/guard.py`). Next to read: `log_groups.py`.
 """
 
@@ -21,12 +21,12 @@ from msgspec.msgpack import Encoder
 
 from horae_storage.environment import MAP_BYTES, RESERVE_BYTES, Environment, Written, as_file_error
 from horae_storage.errors import REJOIN, Corrupt, StorageError, StorageFailed, StorageFull
-from horae_storage.file_sync import FileSync, Post, ThreadSync, Watch, open_sync
+from horae_storage.file_write import FileWriter, Post, ThreadWriter, Watch, open_writer
 from horae_storage.files import sweep_temporaries
 from horae_storage.log_groups import Batch, Group, GroupedLog, fold
 from horae_storage.log_port import LogEntry, LogState
 from horae_storage.log_records import FORMAT_VERSION, Records
-from horae_storage.tail import FRAME_BYTES_MAX, REGION_BYTES, Tail
+from horae_storage.tail import REGION_BYTES, Tail, Write
 
 _FILE_NAME: Final = "log.mdb"
 _TAIL_NAME: Final = "tail"
@@ -77,7 +77,7 @@ class LmdbRaftLog(GroupedLog):
         """Open the log in `directory`, or make an empty one.
 
         `post` runs a callback on the owner's loop, from a thread; `watch` has the loop look at a file descriptor:
-        without it, each sync takes a thread's help. `region_bytes` is used when the tail is made.
+        without it, each write takes a thread's help. `region_bytes` is used when the tail is made.
         Raises: `Corrupt` for a missing (`create` false), truncated or damaged file; `StorageFull`; `StorageFailed`.
         """
         super().__init__()
@@ -94,19 +94,19 @@ class LmdbRaftLog(GroupedLog):
         self._watch = watch
         self._records = Records(self._env)
         self._tail: Tail
-        self._sync: FileSync
+        self._writer: FileWriter
         self._waiting: deque[Group] = deque()
         self._under_way: int | None = None
         """The last group of the write that is not durable yet."""
-        self._syncing = False
+        self._writing = False
         self._stalled = False
         """The next write has no place until a fold ends, or the disk has room."""
         self._unfolded = Batch()
         """What the round that is being filled holds."""
         self._fold_next: Fold | None = None
-        """To be given to the thread when the write under way is synced: a round is folded after the next has begun."""
+        """To be given to the thread when the write under way is durable: a round is folded after the next has begun."""
         self._folded = 0
-        self._synced_frame = 0
+        self._durable_frame = 0
         self._no_room: StorageFull | None = None
         """Why the thread waits."""
         self._held: StorageFull | None = None
@@ -128,7 +128,10 @@ class LmdbRaftLog(GroupedLog):
         self._tail = Tail(self._tail_path)
         try:
             state = self._load_tail(state)
-            self._sync = open_sync(self._tail.fd, self._on_synced, self._post, self._watch)
+            self._writer = open_writer(
+                *(self._tail_path, self._tail.fd, self._on_written, self._post, self._watch),
+                bytes_max=self._tail.write_bytes_max,
+            )
         except OSError as error:
             self._tail.close()
             raise as_file_error(error, self._tail_path) from error
@@ -168,7 +171,7 @@ class LmdbRaftLog(GroupedLog):
             self._write_rest()
             self._folds.put(None)
             self._thread.join()
-            self._sync.close()
+            self._writer.close()
             self._note_end()
             self._tail.close()
         self._closed = True
@@ -189,9 +192,9 @@ class LmdbRaftLog(GroupedLog):
     def _note_end(self) -> None:
         """After an orderly end, no frame can be missing unnoticed. Without room, it is as after a crash."""
         meta = self._records.meta
-        if self._synced_frame > meta.frames:
+        if self._durable_frame > meta.frames:
             try:
-                self._records.write(Batch(), meta.folded, self._synced_frame, self._env.reserve_commit)
+                self._records.write(Batch(), meta.folded, self._durable_frame, self._env.reserve_commit)
             except StorageError:
                 return  # nothing is lost: all of it is in the tail
 
@@ -207,7 +210,7 @@ class LmdbRaftLog(GroupedLog):
         self._write_next()
 
     def _write_next(self) -> None:
-        """Write what waits, and begin its sync; nothing while another write is under way."""
+        """Begin to write what waits; nothing while another write is under way."""
         if not self._waiting or self._under_way is not None or self._stalled or self._failed:
             return
         if self._held is not None:
@@ -215,23 +218,21 @@ class LmdbRaftLog(GroupedLog):
             return
         groups = self._take_groups()
         batch = fold(groups)
-        try:
-            if not self._write(batch):
-                self._waiting.extendleft(reversed(groups))
-                return
-            self._under_way = batch.number
-            self._begin_sync()
-        except OSError as error:
-            self._fail(StorageFailed(f"cannot write {self._tail_path}: {error.strerror}"))
+        write = self._frame(batch)
+        if write is None:
+            self._waiting.extendleft(reversed(groups))
+            return
+        self._under_way = batch.number
+        self._begin(write)
 
-    def _begin_sync(self) -> None:
-        self._syncing = True
+    def _begin(self, write: Write) -> None:
+        self._writing = True
         try:
-            self._sync.begin()
+            self._writer.begin(*write)
         except OSError:  # the kernel takes no more: the thread will do
-            self._sync.close()
-            self._sync = ThreadSync(self._tail.fd, self._on_synced, self._post)
-            self._sync.begin()
+            self._writer.close()
+            self._writer = ThreadWriter(self._tail.fd, self._on_written, self._post)
+            self._writer.begin(*write)
 
     def _take_groups(self) -> list[Group]:
         """At least one, and of those that wait with it so many as one frame takes."""
@@ -243,37 +244,36 @@ class LmdbRaftLog(GroupedLog):
             groups.append(waiting.popleft())
         return groups
 
-    def _write(self, batch: Batch) -> bool:
-        """Write the batch into the tail; False when it must wait. Raises: OSError."""
+    def _frame(self, batch: Batch) -> Write | None:
+        """The batch as the next frame of the tail; None when it must wait."""
         frame = _encode_batch(batch)
-        large = len(frame) > min(FRAME_BYTES_MAX, self._tail.frame_bytes_max)
+        large = len(frame) > self._tail.frame_bytes_max
         turns = large or not self._tail.has_room(len(frame))
         if turns and self._folded < self._tail.round - 1:  # the other region is not folded yet
             self._stalled = True
             self._tell_full()
-            return False
+            return None
         if turns:
             self._turn_over(batch if large else None)
-        self._tail.write(b"" if large else frame)
         if not large:
             self._unfolded.then(batch)
-        return True
+        return self._tail.frame(b"" if large else frame)
 
     def _turn_over(self, large: Batch | None) -> None:
         """Go on in the other region; what this one holds is to be folded, and a batch with it that is too large."""
         if large is not None:
             self._unfolded.then(large)
         number = None if large is None else large.number
-        self._fold_next = Fold(self._unfolded, self._tail.round, self._synced_frame, number)
+        self._fold_next = Fold(self._unfolded, self._tail.round, self._durable_frame, number)
         self._unfolded = Batch()
         self._tail.turn_over()
 
-    def _on_synced(self, error: OSError | None) -> None:
-        self._syncing = False
+    def _on_written(self, error: OSError | None) -> None:
+        self._writing = False
         if error is not None:
-            self._fail(StorageFailed(f"cannot sync {self._tail_path}: {error.strerror}"))
+            self._fail(StorageFailed(f"cannot write {self._tail_path}: {error.strerror}"))
             return
-        self._synced_frame = self._tail.last_frame
+        self._durable_frame = self._tail.last_frame
         fold_next, self._fold_next = self._fold_next, None
         if fold_next is not None:
             self._folds.put(fold_next)
@@ -310,7 +310,7 @@ class LmdbRaftLog(GroupedLog):
 
     def _tell_full(self) -> None:
         """Not before something waits for the room: until then all becomes durable in the tail."""
-        waits_for_fold = self._under_way is not None and not self._syncing
+        waits_for_fold = self._under_way is not None and not self._writing
         if self._no_room is not None and (self._stalled or waits_for_fold):
             error, self._no_room = self._no_room, None
             self._failure_callback(error)
@@ -332,12 +332,12 @@ class LmdbRaftLog(GroupedLog):
         more = True
         self._write_next()
         while more and not self._failed and (self._under_way is not None or self._waiting):
-            if self._syncing:
-                self._on_synced(self._sync.finish())
+            if self._writing:
+                self._on_written(self._writer.finish())
             else:
                 more = self._take_told()
         self._failed = True
-        self._sync.finish()
+        self._writer.finish()
 
     # ---------------------------------------------------------------- on the thread
 

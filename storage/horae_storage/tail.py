@@ -1,14 +1,14 @@
-"""The newest writes of a log, in a plain file of fixed size: one write and one sync each, no page of a tree.
+"""The newest writes of a log, in a plain file of fixed size: one durable write each, no page of a tree.
 
 The file has two *regions*, filled in turn; each filling is a *round*. A write is a *frame*: its checksum, its round,
 its number, its bytes. Frames of a round that is not folded into the database yet are read back at a start. The room is
-taken when the file is made: a sync of it writes data alone, and a full disk cannot stop it.
+taken, and written once, when the file is made: a write of it moves data alone, and a full disk cannot stop it.
 
 The first frame of the round after the last folded one is always there: missing, it was damaged. So is a frame that is
 broken while a later one is whole, because a frame is written only after the one before was synced, and one that the
 database knows of. A broken frame after all others is what a crash tore: it was never acknowledged. Damage of the last
 frames of all, after a crash, looks the same: some small ones may share a page of the disk.
-Not here: what a frame says, when to fold. Next to read: `raft_log.py`.
+Not here: how a frame gets to the disk (`file_write.py`), what it says, when to fold. Next to read: `raft_log.py`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from zlib import crc32
 
 from horae_storage.environment import as_file_error
 from horae_storage.errors import REJOIN, Corrupt, DirectoryUnusable
+from horae_storage.file_write import BLOCK_BYTES
 from horae_storage.files import publish, temporary_of
 
 REGION_BYTES: Final = 4 << 20
@@ -36,8 +37,9 @@ _VERSION: Final = 1
 _FILE_HEAD: Final = Struct("<16sIQI")  # magic, version, bytes of a region, key of the checksums
 _FRAME_HEAD: Final = Struct("<4sIIQQ")  # mark, checksum, bytes, round, number
 _MARK: Final = b"tail"
-_ALIGN: Final = 512
-"""Frames begin at multiples of it: a broken one can be stepped over in search of a later one."""
+_ALIGN: Final = BLOCK_BYTES
+"""Frames begin at multiples of it: a broken one can be stepped over in search of a later one, and a frame's last block
+is its own."""
 
 
 class Frame(NamedTuple):
@@ -47,8 +49,16 @@ class Frame(NamedTuple):
     data: bytes
 
 
+class Write(NamedTuple):
+    """What is to be written where."""
+
+    data: bytes
+    at: int
+    """Bytes from the file's start, a multiple of `BLOCK_BYTES`."""
+
+
 class Tail:
-    """The open file. Writes are not synced here (`file_sync.py`)."""
+    """The open file. Nothing is written here (`file_write.py`)."""
 
     def __init__(self, path: Path) -> None:
         """Open the file that `create` made. Raises: `Corrupt`, `DirectoryUnusable`, `StorageFailed`."""
@@ -85,10 +95,11 @@ class Tail:
 
     @staticmethod
     def create(path: Path, region_bytes: int = REGION_BYTES) -> None:
-        """Make the file durably, its first round begun with an empty frame.
+        """Make the file durably, its first round begun with an empty frame; `region_bytes` is in whole blocks.
 
         Raises: `StorageFull`, `StorageFailed`.
         """
+        assert region_bytes % _ALIGN == 0
         key = secrets.randbits(32)
         head = _FILE_HEAD.pack(_MAGIC, _VERSION, region_bytes, key)
         temporary = temporary_of(path)
@@ -96,6 +107,7 @@ class Tail:
             with temporary.open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, _HEAD_BYTES + 2 * region_bytes)
                 file.write(head + crc32(head).to_bytes(4, "little"))
+                file.write(bytes(_HEAD_BYTES + 2 * region_bytes - file.tell()))  # a first write of a block is slower
                 file.seek(_start_of(1, region_bytes))
                 file.write(_frame_bytes(key, 1, 0, b""))
             publish(temporary, path)
@@ -131,22 +143,25 @@ class Tail:
     @property
     def frame_bytes_max(self) -> int:
         """The most that one frame of this file holds."""
-        return self._region_bytes - _FRAME_HEAD.size
+        return min(FRAME_BYTES_MAX, self._region_bytes - _FRAME_HEAD.size)
+
+    @property
+    def write_bytes_max(self) -> int:
+        """The most that `frame` has written at once."""
+        return _aligned(self.frame_bytes_max + _FRAME_HEAD.size)
 
     def has_room(self, data_bytes: int) -> bool:
         """Whether a frame of so many bytes fits into what is left of the round's region."""
         return self._offset + _FRAME_HEAD.size + data_bytes <= self._region_bytes
 
-    def write(self, data: bytes) -> None:
-        """Write the next frame of the round, unsynced. The frame before it must be synced. Raises: OSError."""
+    def frame(self, data: bytes) -> Write:
+        """The next frame of the round, to be written before there is another. The one before it must be durable."""
         assert self.has_room(len(data))
         frame = _frame_bytes(self.key, self.round, self._number, data)
         at = _start_of(self.round, self._region_bytes) + self._offset
-        written = os.pwrite(self.fd, frame, at)
-        while written < len(frame):
-            written += os.pwrite(self.fd, frame[written:], at + written)
         self._number += 1
         self._offset = _aligned(self._offset + len(frame))
+        return Write(frame, at)
 
     def turn_over(self) -> None:
         """Begin the next round, in the other region: what that held must be folded."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from horae_storage.errors import StorageFull
-from horae_storage.file_sync import Watch
+from horae_storage.file_write import Watch
 from horae_storage.log_port import LogEntry, LogState, RaftLog
 from horae_storage.memory_log import MemoryRaftLog
 from horae_storage.raft_log import LmdbRaftLog

@@ -35,3 +35,18 @@ def tmpfs(place: Path, size_mib: int, *, mode: int = 0o755) -> Iterator[Path]:
     """In memory, and full after so much."""
     with mounted("tmpfs", place, "-t", "tmpfs", "-o", f"size={size_mib}m,mode={mode:o}"):
         yield place
+
+
+@contextlib.contextmanager
+def loop_device(image: Path, *, sector_bytes: int) -> Iterator[str]:
+    """The file as a disk with sectors of that size. Skips the test where that cannot be."""
+    if os.geteuid() != 0 or shutil.which("losetup") is None:
+        pytest.skip("SKIPPED FOR WANT OF RIGHTS: a disk of its own needs root and losetup")
+    command = ["losetup", "--find", "--show", "--sector-size", str(sector_bytes), str(image)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"SKIPPED FOR WANT OF RIGHTS: losetup says {done.stderr!r}")
+    try:
+        yield done.stdout.strip()
+    finally:
+        subprocess.run(["losetup", "--detach", done.stdout.strip()], check=True)

@@ -163,7 +163,7 @@ async def test_a_sync_that_fails_ends_the_node_and_loses_nothing(tmp_path: Path)
     async with running_cluster(tmp_path) as cluster:
         api, broken = cluster.api, await cluster.leader()
         assert broken.process is not None
-        inject = ["-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO:when=3+"]
+        inject = ["-e", "trace=fdatasync,io_submit", "-e", "inject=fdatasync,io_submit:error=EIO:when=3+"]
         tracer = subprocess.Popen(  # noqa: ASYNC220 (it is waited for off the loop)
             ["strace", "-f", "-q", "-o", str(tmp_path / "trace"), *inject, "-p", str(broken.process.pid)],
             stderr=subprocess.PIPE,

@@ -9,7 +9,7 @@ import asyncio
 import sys
 from pathlib import Path
 
-from horae_storage.file_sync import Watch
+from horae_storage.file_write import Watch
 from horae_storage.lmdb_kv import LmdbStore
 from horae_storage.log_port import LogEntry
 from horae_storage.raft_log import LmdbRaftLog

@@ -11,7 +11,7 @@ from typing import Any
 
 import uvloop
 
-from horae_storage.file_sync import Watch
+from horae_storage.file_write import Watch
 from horae_storage.log_port import LogEntry
 from horae_storage.raft_log import LmdbRaftLog
 

@@ -15,7 +15,7 @@ import pytest
 from horae_storage import log_records
 from horae_storage.environment import _create_file
 from horae_storage.errors import Corrupt, StorageError
-from horae_storage.file_sync import KernelSync, Watch
+from horae_storage.file_write import KernelWriter, Watch
 from horae_storage.log_port import LogEntry, LogState
 from horae_storage.raft_log import LmdbRaftLog
 from horae_storage.scan import require_sound
@@ -70,7 +70,7 @@ def test_what_was_written_and_not_synced_is_synced_before_it_is_served(
 async def test_a_sync_that_fails_at_the_start_refuses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel tells of a failed write-back once: who takes it for `no such call here` has lost it."""
     write(tmp_path, 1, 1)
-    monkeypatch.setattr(KernelSync, "_result", lambda self: OSError(errno.EIO, os.strerror(errno.EIO)))
+    monkeypatch.setattr(KernelWriter, "_result", lambda self: OSError(errno.EIO, os.strerror(errno.EIO)))
     loop = asyncio.get_running_loop()
     log = LmdbRaftLog(tmp_path, loop.call_soon_threadsafe, watch=Watch(loop.add_reader, loop.remove_reader))
     try:

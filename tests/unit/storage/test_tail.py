@@ -29,6 +29,10 @@ def reopen(path: Path, folded: int = 0) -> Tail:
     return tail
 
 
+def write(tail: Tail, data: bytes) -> None:
+    os.pwrite(tail.fd, *tail.frame(data))
+
+
 def read(path: Path, folded: int = 0) -> list[bytes]:
     """The frames' data, but for the empty one that each file begins with."""
     tail = Tail(path)
@@ -41,11 +45,11 @@ def test_frames_come_back_in_order_and_more_go_after_them(tmp_path: Path) -> Non
     path = tmp_path / "tail"
     tail = make(path)
     for data in (b"one", b"two" * 400):
-        tail.write(data)
+        write(tail, data)
     tail.close()
     tail = Tail(path)
     assert tail.read(0) == [Frame(1, 0, b""), Frame(1, 1, b"one"), Frame(1, 2, b"two" * 400)]
-    tail.write(b"three")
+    write(tail, b"three")
     tail.close()
     assert read(path) == [b"one", b"two" * 400, b"three"]
 
@@ -55,10 +59,10 @@ def test_two_rounds_come_back_and_a_folded_one_does_not(tmp_path: Path) -> None:
     tail = make(path)
     written = 0
     while tail.has_room(2):
-        tail.write(b"%02d" % written)
+        write(tail, b"%02d" % written)
         written += 1
     tail.turn_over()
-    tail.write(b"second")
+    write(tail, b"second")
     tail.close()
     assert read(path) == [b"%02d" % n for n in range(written)] + [b"second"]
     assert read(path, folded=1) == [b"second"]
@@ -69,9 +73,9 @@ def test_a_region_is_used_again(tmp_path: Path) -> None:
     tail = make(path)
     for round_ in range(1, 6):
         while tail.has_room(1000):
-            tail.write(b"%d" % round_ * 1000)
+            write(tail, b"%d" % round_ * 1000)
         tail.turn_over()
-        tail.write(b"begun")
+        write(tail, b"begun")
     tail.close()
     assert read(path, folded=5) == [b"begun"]
     last_rounds = read(path, folded=4)
@@ -79,7 +83,7 @@ def test_a_region_is_used_again(tmp_path: Path) -> None:
     assert set(last_rounds[1:-1]) == {b"5" * 1000}
     tail = reopen(path, folded=5)
     assert tail.round == 6
-    tail.write(b"more")
+    write(tail, b"more")
     tail.close()
     assert read(path, folded=5) == [b"begun", b"more"]
 
@@ -98,10 +102,10 @@ def test_of_a_torn_frame_nothing_is_left_and_of_the_others_all(
     tail = make(path)
     synced = [dice.randbytes(size) for size in sizes]
     for data in synced:
-        tail.write(data)
+        write(tail, data)
     before = path.read_bytes()
     last = dice.randbytes(dice.randrange(1, 2000))
-    tail.write(last)
+    write(tail, last)
     tail.close()
     after = path.read_bytes()
     image = bytearray(before)
@@ -117,7 +121,7 @@ def test_of_a_torn_frame_nothing_is_left_and_of_the_others_all(
     expected = [*synced, last] if through == changed else synced
     assert read(path) == expected
     tail = reopen(path)
-    tail.write(b"next")
+    write(tail, b"next")
     tail.close()
     assert read(path) == [*expected, b"next"]
 
@@ -128,7 +132,7 @@ def test_a_damaged_frame_that_was_synced_is_refused(tmp_path: Path, damaged: int
     path = tmp_path / "tail"
     tail = make(path)
     for number in range(1, 4):
-        tail.write(b"frame %d" % number * 100)
+        write(tail, b"frame %d" % number * 100)
     tail.close()
     image = bytearray(path.read_bytes())
     at = image.find(b"frame %d" % damaged * 100) if damaged else HEAD_BYTES + REGION_BYTES
@@ -142,7 +146,7 @@ def test_a_damaged_frame_that_was_synced_is_refused(tmp_path: Path, damaged: int
 def test_zeroed_frames_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "tail"
     tail = make(path)
-    tail.write(b"data")
+    write(tail, b"data")
     tail.close()
     path.write_bytes(path.read_bytes()[:HEAD_BYTES].ljust(HEAD_BYTES + 2 * REGION_BYTES, b"\0"))
     with pytest.raises(Corrupt, match="the first frame of round 1"):
@@ -152,9 +156,9 @@ def test_zeroed_frames_are_refused(tmp_path: Path) -> None:
 def test_a_frame_missing_between_two_rounds_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "tail"
     tail = make(path)
-    tail.write(b"last of the first round")
+    write(tail, b"last of the first round")
     tail.turn_over()
-    tail.write(b"second round")
+    write(tail, b"second round")
     tail.close()
     image = path.read_bytes()
     path.write_bytes(image.replace(b"last of the", b"xxxx of the"))
@@ -184,14 +188,14 @@ def test_a_cut_file_is_refused(tmp_path: Path) -> None:
 def test_bytes_of_another_file_are_no_frame_here(tmp_path: Path) -> None:
     """What a submitter puts into a job may be a frame byte by byte: not under this file's key."""
     tail = make(tmp_path / "one")
-    tail.write(b"first")
-    tail.write(b"forged")
+    write(tail, b"first")
+    write(tail, b"forged")
     tail.close()
     forged = (tmp_path / "one").read_bytes()[HEAD_BYTES + REGION_BYTES + 1024 :][:SECTOR_BYTES]
     assert b"forged" in forged
     path = tmp_path / "two"
     tail = make(path)
-    tail.write(b"first")
+    write(tail, b"first")
     tail.close()
     image = bytearray(path.read_bytes())
     start = HEAD_BYTES + REGION_BYTES + 1024
