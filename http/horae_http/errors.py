@@ -87,7 +87,7 @@ def header_lines_of(error: Refused | NotApplied | OutcomeUnknown | Failure) -> b
     lines = error.header_lines if isinstance(error, Failure) else b""
     if isinstance(error, NotApplied) and error.retry_after_ms is not None:
         return lines + b"Retry-After: %d\r\n" % max(1, math.ceil(error.retry_after_ms / 1000))
-    if isinstance(error, NotApplied | Failure) and error.code in RETRY_AFTER_S:
+    if not isinstance(error, OutcomeUnknown) and error.code in RETRY_AFTER_S:
         return lines + b"Retry-After: %d\r\n" % RETRY_AFTER_S[error.code]
     return lines
 

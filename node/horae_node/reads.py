@@ -17,6 +17,7 @@ from msgspec import Raw
 
 from horae import wire
 from horae_node.core import views
+from horae_node.core.limits import burst_of
 from horae_node.core.model import AttemptError, JobSpec, Run, State
 from horae_node.core.tables import seq_bytes
 from horae_storage.kv import View
@@ -261,7 +262,7 @@ def _text_bytes(error: wire.AttemptErrorView) -> int:
 def queue_page(
     view: View, now_ms: int, *, limit: int, cursor: str | None, only: Collection[str] | None = None
 ) -> wire.QueueList:
-    """A page of queues that hold jobs, by name; the cursor is the last one's name.
+    """A page of queues that hold jobs or have settings, by name; the cursor is the last one's name.
 
     The page ends early with the queue that takes it past `QUEUE_LOOKS_MAX`. Raises: `BadCursor`.
     """
@@ -269,18 +270,35 @@ def queue_page(
     if only is None:
         names = views.queue_names(view, after, limit)
     else:
-        names = [name for name in sorted(only) if name > after and any(views.counts(view, name))][:limit]
+        names = [name for name in sorted(only) if name > after and views.has_queue(view, name)][:limit]
     queues: list[wire.QueueView] = []
     looks = 0
     for name in names:
-        oldest_ms = views.oldest_ready_ms(view, name)
-        waited = max(0, now_ms - min(oldest_ms)) / 1000 if oldest_ms else None
-        queues.append(wire.QueueView(name, wire.DepthView(*views.counts(view, name)), waited))
-        looks += len(oldest_ms)
+        queue, priorities = queue_view(view, now_ms, name)
+        queues.append(queue)
+        looks += priorities
         if looks >= QUEUE_LOOKS_MAX:
             break
     more = len(queues) < len(names) or len(names) == limit
     return wire.QueueList(queues, make_cursor(b"q", queues[-1].name.encode()) if more else None)
+
+
+def queue_view(view: View, now_ms: int, name: str) -> tuple[wire.QueueView, int]:
+    """One queue, and how many look-ups it took to find its oldest ready job."""
+    oldest_ms = views.oldest_ready_ms(view, name)
+    kept = views.settings(view, name)
+    shown = wire.QueueView(
+        name,
+        wire.DepthView(*views.counts(view, name)),
+        max(0, now_ms - min(oldest_ms)) / 1000 if oldest_ms else None,
+        kept.paused,
+        kept.max_running,
+        kept.max_running_per_key,
+        None if kept.rate_milli is None else kept.rate_milli / 1000,
+        burst_of(kept) if kept.rate_milli is not None else kept.burst,
+        kept.max_depth,
+    )
+    return shown, len(oldest_ms)
 
 
 def make_cursor(kind: bytes, place: bytes) -> str:

@@ -31,7 +31,7 @@ from horae_node.core.commands import (
     SubmitJob,
 )
 from horae_node.core.decide.submit import EXPIRED_BEFORE
-from horae_node.core.model import FINISHED
+from horae_node.core.model import FINISHED, LIMITS_VERSION
 from horae_node.core.results import BatchSubmitted, Done, EntryOutcome, Heartbeat, Outcome, Rejected, Submitted
 from horae_node.errors import NotApplied, OutcomeUnknown, Refused
 from horae_node.leader.session import LeaderSession
@@ -45,6 +45,7 @@ __all__ = ["Delivery", "Refused", "Service"]
 
 REMOVED = "this node was removed from the cluster"
 NOT_CAUGHT_UP_ENTRIES = 1000
+VERSION_LOOKS, VERSION_LOOK_S = 100, 0.05
 """A follower that had caught up and is further behind than this is not ready any more: less is a moment's load."""
 CLAIM_BYTES_MAX = 16 * 1024 * 1024
 """One claim's answer: the machine grants 8 MiB of payloads at most, but weighs no progress and no errors of attempts
@@ -257,6 +258,8 @@ class Service:
     async def submit(self, request: wire.SubmitRequest) -> tuple[wire.JobView, bool]:
         """The job and whether it is new. Raises: `Refused` (`conflict`, `invalid`), `NotApplied`, `OutcomeUnknown`."""
         self._proposer.require_room(ending=False)
+        if request.concurrency_key is not None:
+            await self._wait_for_limits()
         now_ms = self._session.now_ms()
         command = translate.submit_command(request, now_ms)
         outcome = await self._proposer.run_one(command, _due_now((command,), now_ms))
@@ -271,6 +274,8 @@ class Service:
     ) -> list[tuple[wire.JobView, bool] | Failure]:
         """One result a job, in order. Atomic: raises `Refused` (pointer `/jobs/3`): none is made."""
         self._proposer.require_room(ending=False)
+        if any(request.concurrency_key is not None for request in requests):
+            await self._wait_for_limits()
         now_ms = self._session.now_ms()
         commands = [translate.submit_command(request, now_ms) for request in requests]
         self._counter("submit").inc(len(commands))
@@ -332,11 +337,38 @@ class Service:
     async def queues(
         self, *, limit: int, cursor: str | None, only: Collection[str] | None = None, local: bool = False
     ) -> wire.QueueList:
-        """Queues that hold jobs, by name; of `only` these, where given. Raises: `Refused("invalid", …, "/cursor")`."""
+        """Queues that hold jobs or have settings, by name; of `only` these, where given.
+
+        Raises: `Refused("invalid", …, "/cursor")`.
+        """
         if not local:
             await self._raft.read_barrier()
         with _cursors_named():
             return reads.queue_page(self._applier.view, self._clocks().now_ms, limit=limit, cursor=cursor, only=only)
+
+    async def queue(self, name: str, *, local: bool = False) -> wire.QueueView:
+        """One queue, whether or not it holds jobs: every name is one."""
+        if not local:
+            await self._raft.read_barrier()
+        return reads.queue_view(self._applier.view, self._clocks().now_ms, name)[0]
+
+    async def set_queue(self, name: str, patch: wire.QueuePatch) -> wire.QueueView:
+        """Change settings, and the queue as it is then. Under overload too: it is how load is taken off.
+
+        Raises: `Refused("conflict")` while the cluster runs by older rules; `NotApplied`, `OutcomeUnknown`.
+        """
+        self._proposer.require_room(ending=True)
+        await self._wait_for_limits()
+        _accepted(await self._proposer.run_one(translate.queue_command(name, patch)), Done)
+        self._counter("set_queue").inc()
+        return reads.queue_view(self._applier.view, self._clocks().now_ms, name)[0]
+
+    async def _wait_for_limits(self) -> None:
+        """A new cluster takes up its newest rules within a second or two: what needs them waits so long."""
+        for _ in range(VERSION_LOOKS):
+            if self._applier.meta().machine_version >= LIMITS_VERSION:
+                return
+            await asyncio.sleep(VERSION_LOOK_S)
 
     async def cancel_many(self, request: wire.CancelManyRequest) -> wire.BulkAnswer:
         return await self._change_many("cancel", request, CancelJob)

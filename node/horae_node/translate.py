@@ -15,8 +15,8 @@ from msgspec import UNSET, Raw, UnsetType
 
 from horae import wire
 from horae_node import codec, ids
-from horae_node.core.commands import ClaimJobs, CompleteJob, FailJob, HeartbeatLease, ReleaseJob, SubmitJob
-from horae_node.core.model import JobSpec
+from horae_node.core.commands import ClaimJobs, CompleteJob, FailJob, HeartbeatLease, ReleaseJob, SetQueue, SubmitJob
+from horae_node.core.model import NO_SETTINGS, JobSpec
 from horae_node.core.tables import spec_of
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -92,6 +92,19 @@ def _content_hash(spec: JobSpec, payload: bytes, run_at_ms: int | None, delay_ms
     """16 bytes that say what was submitted: white space and the order of keys in the payload do not count."""
     canonical = payload if len(payload) <= 4 else _encode_canonical(_decode_json(payload))
     return blake2b(codec.pack_value((canonical, *spec[:3], *spec[4:], run_at_ms, delay_ms)), digest_size=16).digest()
+
+
+def queue_command(name: str, patch: wire.QueuePatch) -> SetQueue:
+    """The command of a change of settings. A rate is kept in thousandths of a job a second, the nearest."""
+    named: dict[str, bool | int | None] = {}
+    for field in ("paused", "max_running", "max_running_per_key", "burst", "max_depth"):
+        value = getattr(patch, field)
+        if value is not UNSET:
+            named[field] = getattr(NO_SETTINGS, field) if value is None else value
+    rate = patch.rate_per_second
+    if not isinstance(rate, UnsetType):
+        named["rate_milli"] = None if rate is None else round(rate * 1000)
+    return SetQueue(name, tuple(named.items()))
 
 
 def claim_command(request: wire.ClaimRequest) -> ClaimJobs:

@@ -36,6 +36,7 @@ from horae_node.core.commands import (
     RequeueJob,
     RunJobNow,
     SetMembers,
+    SetQueue,
     SubmitBatch,
     SubmitJob,
 )
@@ -119,6 +120,11 @@ def _bytes(o: Options, key: str) -> bytes | None:
     return o[key].encode() if key in o else None
 
 
+def _set_queue(queue: str, o: Options) -> Command:
+    words: dict[str, bool | None] = {"yes": True, "no": False, "none": None}
+    return SetQueue(queue, tuple((key, words[word] if word in words else int(word)) for key, word in o.items()))
+
+
 def _address(name: str, o: Options) -> MemberAddress:
     return MemberAddress(name, o.get("raft", f"{name}:7071"), o.get("http", f"http://{name}:7070"))
 
@@ -137,6 +143,7 @@ _COMMANDS: dict[str, Callable[[str, Options], Command]] = {
     "advance": lambda name, o: AdvanceTime(int(o.get("limit", "100"))),
     "nothing": lambda name, o: Nothing(),
     "raise_machine_version": lambda name, o: RaiseMachineVersion(int(o["to"])),
+    "set_queue": _set_queue,
     "set_members": lambda names, o: SetMembers(tuple(_address(name, o) for name in names.split(","))),
     "add_member": lambda name, o: AddMember(*_address(name, o)),
     "promote_member": lambda name, o: PromoteMember(name),

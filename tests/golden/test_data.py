@@ -15,6 +15,7 @@ from tests.helpers.cluster import make_nodes
 from tests.helpers.refusal import REFUSED, run_node
 
 from horae_node.core.invariants import check_invariants
+from horae_node.core.model import KNOWN_VERSIONS
 from horae_node.core.tables import META
 from horae_node.raft import boot
 from horae_node.raft.pysyncobj_journal import ENTRY_REGULAR
@@ -73,8 +74,8 @@ def command_of_another_shape(path: Path) -> None:
     append(path, msgpack.packb((1, 1, 0, 0, [(9, "job-1", "one field more")])))
 
 
-def raise_to_version_2(path: Path) -> None:
-    append(path, msgpack.packb((1, 1, 0, 0, [(15, 2)])))
+def raise_to_a_newer_version(path: Path) -> None:
+    append(path, msgpack.packb((1, 1, 0, 0, [(15, KNOWN_VERSIONS.newest + 1)])))
 
 
 def append(path: Path, entry: bytes) -> None:
@@ -85,11 +86,11 @@ def append(path: Path, entry: bytes) -> None:
     log.close()
 
 
-def state_of_version_2(path: Path) -> None:
+def state_of_a_newer_version(path: Path) -> None:
     store = LmdbStore(path / "state")
     row = store.txn.get(META)
     assert row is not None
-    store.txn.put(META, (2, *row[1:]))
+    store.txn.put(META, (KNOWN_VERSIONS.newest + 1, *row[1:]))
     store.commit()
     store.close()
 
@@ -97,7 +98,13 @@ def state_of_version_2(path: Path) -> None:
 @pytest.mark.cluster
 @pytest.mark.parametrize(
     "newer",
-    [entry_of_version_2, entry_with_a_new_command, command_of_another_shape, raise_to_version_2, state_of_version_2],
+    [
+        entry_of_version_2,
+        entry_with_a_new_command,
+        command_of_another_shape,
+        raise_to_a_newer_version,
+        state_of_a_newer_version,
+    ],
 )
 def test_what_a_newer_build_wrote_stops_the_node_in_one_line(tmp_path: Path, newer: object) -> None:
     node = make_nodes(tmp_path, [NODE])[0]

@@ -181,6 +181,14 @@ class FakeService:
         await self._enter("queues", (limit, cursor, only, local))
         return wire.QueueList([wire.QueueView("mail", wire.DepthView(0, 2, 0, 0, 1, 0, 0), 1.5)], None)
 
+    async def queue(self, name: str, *, local: bool = False) -> wire.QueueView:
+        await self._enter("queue", (name, local))
+        return wire.QueueView(name, wire.DepthView(0, 0, 0, 0, 0, 0, 0), None)
+
+    async def set_queue(self, name: str, patch: wire.QueuePatch) -> wire.QueueView:
+        await self._enter("set_queue", (name, patch))
+        return wire.QueueView(name, wire.DepthView(0, 0, 0, 0, 0, 0, 0), None)
+
     async def cancel_many(self, request: wire.CancelManyRequest) -> wire.BulkAnswer:
         await self._enter("cancel_many", request)
         return wire.BulkAnswer(2, "more")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 from tests.helpers.cluster import Cluster
-from tests.helpers.story import Queue
+from tests.helpers.story import Queue, require_problem
 
 from horae import AsyncClient
 
@@ -53,3 +54,72 @@ async def _dead_total(cluster: Cluster, queue: str) -> dict[tuple[str, str], flo
                 kind = labels["task"].strip('"'), labels["reason"].strip('"')
                 total[kind] = total.get(kind, 0) + float(line.rpartition(" ")[2])
     return total
+
+
+async def test_a_paused_queue_waits_and_a_resume_wakes_who_waits(any_q: Queue) -> None:
+    q = any_q
+    await _set(q, paused=True)
+    await q.submit(task="t", id=q.name + "-a")
+    waiting = asyncio.create_task(q.claim())
+    await asyncio.sleep(0.3)
+    assert not waiting.done()
+    shown = await _set(q, paused=False)
+    assert shown["paused"] is False
+    assert [job["id"] for job in await waiting] == [q.name + "-a"]
+
+
+async def test_jobs_of_one_key_run_one_at_a_time_whoever_claims(any_q: Queue) -> None:
+    q = any_q
+    for key in ("k", "k", "m"):
+        await q.submit(task="t", concurrency_key=key)
+    first = await q.claim(max_jobs=10)
+    assert len(first) == 2
+    waiting = asyncio.create_task(q.claim())
+    await asyncio.sleep(0.3)
+    assert not waiting.done()
+    for job in first:
+        await q.end("complete", job)
+    assert len(await waiting) == 1
+
+
+async def test_what_a_rate_holds_up_comes_by_itself(any_q: Queue) -> None:
+    q = any_q
+    await _set(q, rate_per_second=2, burst=1)
+    for _ in range(3):
+        await q.submit(task="t")
+    assert len(await q.claim(max_jobs=3)) == 1
+    for _ in range(2):
+        await q.claim_one()
+
+
+async def test_past_its_depth_a_submit_is_rate_limited(any_q: Queue) -> None:
+    q = any_q
+    await _set(q, max_depth=1)
+    await q.submit(task="t")
+    refused = await q.call("POST", "/v1/jobs", {"task": "t", "queue": q.name})
+    require_problem(refused, 429, "rate_limited")
+    assert int(refused.headers["Retry-After"]) >= 1
+    results = (await q.call("POST", "/v1/jobs/batch", {"jobs": [{"task": "t", "queue": q.name}]})).expect(200)[
+        "results"
+    ]
+    assert results[0]["error"]["code"] == "rate_limited"
+
+
+async def test_settings_outlive_a_change_of_leader_and_are_listed_without_a_job(any_q: Queue, cluster: Cluster) -> None:
+    q = any_q
+    said = await _set(q, max_running=3, max_running_per_key=2, rate_per_second=0.5, burst=4, max_depth=9, paused=True)
+    leader = await cluster.leader()
+    other = next(node for node in cluster.nodes if node is not leader)
+    (await q.call("POST", "/v1/cluster/leader", {"node": other.node_id})).expect(200)
+    assert await _queue(q) == said
+    assert (await q.call("GET", f"/v1/queues/{q.name}")).expect(200) == said
+    async with AsyncClient(q.url) as client:
+        nothing = {"max_running": None, "max_running_per_key": None, "rate_per_second": None, "burst": None}
+        shown = await client.set_queue(q.name, paused=False, max_depth=None, **nothing)
+    assert (shown.paused, shown.max_running, shown.max_running_per_key, shown.burst) == (False, None, 1, None)
+    listed = (await q.call("GET", "/v1/queues?limit=1000")).expect(200)["queues"]
+    assert q.name not in [queue["name"] for queue in listed]
+
+
+async def _set(q: Queue, **settings: Any) -> dict[str, Any]:
+    return dict((await q.call("PATCH", f"/v1/queues/{q.name}", settings)).expect(200))

@@ -19,6 +19,18 @@ from tests.sim.world import MILLISECOND, SECOND, World
 from horae import wire
 
 QUEUES: Final = ("a", "b")
+PER_KEY_MAX: Final = 2
+LIMITS: Final[dict[str, tuple[Any, ...]]] = {
+    "paused": (False, False, True),
+    "max_running": (None, 1, 3),
+    "max_running_per_key": (1, PER_KEY_MAX),
+    "rate_per_second": (None, 0.5, 5.0),
+    "burst": (None, 1, 4),
+    "max_depth": (None, None, 5, 50),
+}
+NO_LIMITS: Final = wire.QueuePatch(
+    paused=False, max_running=None, max_running_per_key=None, rate_per_second=None, burst=None, max_depth=None
+)
 KEEP_SECONDS: Final = 1_000_000
 """Retention: the record of every job is there to be judged at the end."""
 
@@ -95,6 +107,7 @@ class Workload:
         for number in range(2):
             self._run(self._reader(f"r{number}"))
         self._run(self._operator("o0"))
+        self._run(self._limiter("l0"))
 
     # ------------------------------------------------------------------ submitters
 
@@ -120,6 +133,8 @@ class Workload:
             keys["delay_seconds"] = delay_ms / 1000
         if rng.random() < 0.05:
             keys["unique_key"] = f"u{rng.randrange(3)}"
+        if rng.random() < 0.2:
+            keys["concurrency_key"] = f"k{rng.randrange(3)}"
         if rng.random() < 0.03:
             keys["ttl_seconds"] = 20.0
         request = wire.SubmitRequest(
@@ -269,6 +284,19 @@ class Workload:
                 job.hurried = True
                 yield self._ask(name, "run_now", _hurrying(job_id), job_id)
 
+    def _limiter(self, name: str) -> Script:
+        """Changes what queues let through; in the end, again and again, to all, so that what waits must drain."""
+        rng = self.rng
+        while not self.calm:
+            yield int(5 * SECOND * rng.expovariate(1.0))
+            patch = wire.QueuePatch(**{key: rng.choice(values) for key, values in LIMITS.items() if rng.random() < 0.3})
+            yield self._ask(name, "set queue", _limiting(rng.choice(QUEUES), patch))
+        for _ in range(3):  # an earlier change may yet take effect, late
+            for queue in QUEUES:
+                while (yield self._ask(name, "set queue", _limiting(queue, NO_LIMITS))).how not in (OK, REFUSED):
+                    yield self._backoff_us()
+            yield 5 * SECOND
+
     def _some_job(self) -> str:
         """A recent one, mostly."""
         back = int(self.rng.expovariate(0.1))
@@ -330,6 +358,10 @@ def _of_token(call: Call, token: int) -> Call:
 
 def _completing(job_id: str, token: int) -> Ask:
     return lambda service: service.complete(job_id, wire.CompleteRequest(lease_token=token))
+
+
+def _limiting(queue: str, patch: wire.QueuePatch) -> Ask:
+    return lambda service: service.set_queue(queue, patch)
 
 
 def _submitting(job: Job) -> Ask:

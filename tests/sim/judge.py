@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
 from tests.sim.calls import FAIL, INFO, OK, REFUSED, Call
-from tests.sim.clients import Job
+from tests.sim.clients import PER_KEY_MAX, Job
 from tests.sim.world import MILLISECOND, SECOND, World
 
 from horae_node.core import views
@@ -19,7 +19,7 @@ from horae_node.core.digest import every_row
 from horae_node.core.invariants import check_invariants
 from horae_node.core.model import FINISHED, JobSpec, Run, State
 from horae_node.core.results import EntryOutcome, Granted, Rejected, Submitted
-from horae_node.core.tables import RUN, SPEC, run_of, spec_of
+from horae_node.core.tables import RUN, SPEC, group_id, group_row_of, queue_keys, run_of, spec_of
 from horae_storage.kv import View
 
 if TYPE_CHECKING:
@@ -126,6 +126,11 @@ class Judge:
         spec = views.spec(view, seq)
         assert spec is not None
         self._granted_us.setdefault(spec.id, []).append((token, self.world.now_us))
+        if spec.concurrency_key is not None:
+            row = view.get(queue_keys(spec.queue).group + group_id(spec.concurrency_key))
+            if row is None or group_row_of(row).running > PER_KEY_MAX:
+                self.report(f"{spec.id} was granted beside others of its key: {row} [S21]")
+            self.count("granted by key")
         job = self.book.get(spec.id)
         if job is not None and not job.hurried and not job.requeues:
             self._check_due(job)

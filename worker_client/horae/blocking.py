@@ -20,7 +20,20 @@ from msgspec import Raw
 
 from horae import wire
 from horae.client import DEADLINE_SECONDS, DEFAULT_URL, AsyncClient, Submitted, disown
-from horae.jobs import Beat, Claim, Ended, Ending, Failure, Job, JobFilter, JobOptions, JobPage, NewJob, Renewal
+from horae.jobs import (
+    Beat,
+    Claim,
+    Ended,
+    Ending,
+    Failure,
+    Job,
+    JobFilter,
+    JobOptions,
+    JobPage,
+    NewJob,
+    QueueSettings,
+    Renewal,
+)
 from horae.transport import new_event_loop
 from horae.trouble import Trouble
 
@@ -270,8 +283,16 @@ class Client:
         return self._run(self._client.requeue_many(**which))
 
     def queues(self) -> list[wire.QueueView]:
-        """All queues that hold jobs, by name; as `AsyncClient.queues`."""
+        """All queues that hold jobs or have settings, by name; as `AsyncClient.queues`."""
         return self._run(_all(self._client.queues()))
+
+    def queue(self, name: str) -> wire.QueueView:
+        """One queue: its depths and settings."""
+        return self._run(self._client.queue(name))
+
+    def set_queue(self, name: str, **settings: Unpack[QueueSettings]) -> wire.QueueView:
+        """Change settings of a queue; as `AsyncClient.set_queue`."""
+        return self._run(self._client.set_queue(name, **settings))
 
     def run_now(self, job_id: str) -> Job:
         """Make a pending job ready. Raises: `Conflict` in any other state."""

@@ -1,4 +1,4 @@
-"""The user commands: `horae submit`, `job`, `jobs`, `cancel`, `requeue`, `queues`, `cluster`, `worker`.
+"""The user commands: `horae submit`, `job`, `jobs`, `cancel`, `requeue`, `queues`, `queue`, `cluster`, `worker`.
 
 Exit codes: 0 done; 1 the job failed or the cluster refused; 2 bad usage; 3 the cluster is not reachable, has no leader,
 or did not answer; 4 the job was not finished at the end of `--wait`, or an added node does not count yet; 5 the call
@@ -20,7 +20,7 @@ from datetime import datetime
 from functools import wraps
 from itertools import islice
 from math import inf, isnan
-from typing import Any, NoReturn, TypeVar, Unpack
+from typing import Any, Final, NoReturn, TypeVar, Unpack, cast
 
 import click
 import msgspec
@@ -29,7 +29,7 @@ from horae import checks, clock, errors, logs, show, signals, streams
 from horae.blocking import Client
 from horae.client import DEADLINE_SECONDS, DEFAULT_URL, url_list
 from horae.ids import new_id
-from horae.jobs import Job, JobFilter, NewJob
+from horae.jobs import Job, JobFilter, NewJob, QueueSettings
 from horae.leases import BEATS_PER_LEASE
 from horae.nodes import base_url, shown
 from horae.trouble import Trouble
@@ -545,9 +545,58 @@ def _jobs(count: int) -> str:
 @main_group.command()
 @_target_options
 def queues(target: Target) -> None:
-    """List the queues that hold jobs: how many in which state, how long the oldest ready one waits."""
+    """List the queues that hold jobs or have settings: how many in which state, how long the oldest ready one waits."""
     with target.client() as client:
         target.render(client.queues(), show.show_queues)
+
+
+class _Limit(click.ParamType[Any]):
+    """A number, or `none`."""
+
+    name = "limit"
+
+    def __init__(self, kind: type[int] | type[float]) -> None:
+        self._kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == NO_LIMIT:
+            return value
+        try:
+            return self._kind(value)
+        except ValueError:
+            self.fail(
+                f"{value!r} is neither a {'whole ' if self._kind is int else ''}number nor `{NO_LIMIT}`", param, ctx
+            )
+
+
+NO_LIMIT: Final = "none"
+_QUEUE_OPTIONS: Final = (
+    click.option("--pause/--resume", "paused", default=None, help="Hand out none of its jobs, or all again."),
+    click.option("--max-running", type=_Limit(int), metavar="N", help="Jobs that may run at once."),
+    click.option(
+        "--per-key", "max_running_per_key", type=_Limit(int), metavar="N", help="Of each concurrency key (1)."
+    ),
+    click.option("--rate", "rate_per_second", type=_Limit(float), metavar="N", help="Jobs handed out a second."),
+    click.option("--burst", type=_Limit(int), metavar="N", help="At once after a pause (what a second brings)."),
+    click.option("--max-depth", type=_Limit(int), metavar="N", help="Waiting jobs, past which submits are refused."),
+)
+
+
+def _queue_options(command: Command) -> Command:
+    return _with_options(command, _QUEUE_OPTIONS)  # type: ignore[return-value]
+
+
+@main_group.command()
+@click.argument("name")
+@_queue_options
+@_target_options
+def queue(target: Target, name: str, **given: Any) -> None:
+    """Show a queue, or change its settings, which hold at once. `none` takes a limit away."""
+    named = {key: None if value == NO_LIMIT else value for key, value in given.items() if value is not None}
+    settings = cast(QueueSettings, named)
+    with target.client() as client:
+        found = client.set_queue(name, **settings) if settings else client.queue(name)
+    target.render(found, show.show_queue)
 
 
 # ---------------------------------------------------------------- the cluster, a worker

@@ -21,7 +21,20 @@ from msgspec import Raw
 from horae import clock, codec, errors, wire
 from horae.checks import require_no_nan
 from horae.ids import new_id
-from horae.jobs import Beat, Claim, Ended, Ending, Failure, Job, JobFilter, JobOptions, JobPage, NewJob, Renewal
+from horae.jobs import (
+    Beat,
+    Claim,
+    Ended,
+    Ending,
+    Failure,
+    Job,
+    JobFilter,
+    JobOptions,
+    JobPage,
+    NewJob,
+    QueueSettings,
+    Renewal,
+)
 from horae.transport import Again, Answer, Refusal, Transport
 from horae.trouble import Trouble
 
@@ -307,7 +320,7 @@ class AsyncClient:
                 return count
 
     async def queues(self, *, page: int = 200) -> AsyncIterator[wire.QueueView]:
-        """All queues that hold jobs, by name, read a page at a time."""
+        """All queues that hold jobs or have settings, by name, read a page at a time."""
         cursor: str | None = None
         while True:
             query = urlencode({"limit": str(page)} | ({} if cursor is None else {"cursor": cursor}))
@@ -317,6 +330,20 @@ class AsyncClient:
             cursor = got.next_cursor
             if cursor is None:
                 return
+
+    async def queue(self, name: str, *, deadline_seconds: float | None = None) -> wire.QueueView:
+        """One queue: its depths and settings."""
+        return (await self._call("GET", _queue_path(name), None, deadline_seconds)).decode(wire.QueueView)
+
+    async def set_queue(
+        self, name: str, *, deadline_seconds: float | None = None, **settings: Unpack[QueueSettings]
+    ) -> wire.QueueView:
+        """Change settings of a queue, which hold at once; the queue as it is then. None is the default.
+
+        Raises: `Invalid` for a value that cannot be, `Conflict` while members run an older version.
+        """
+        body = codec.encode(settings)
+        return (await self._call("PATCH", _queue_path(name), body, deadline_seconds)).decode(wire.QueueView)
 
     async def run_now(self, job_id: str, *, deadline_seconds: float | None = None) -> Job:
         """Make a pending job ready. Raises: `Conflict` in any other state."""
@@ -497,6 +524,10 @@ def url_list(urls: str | Sequence[str]) -> list[str]:
     if isinstance(urls, bytes) or not isinstance(urls, Iterable):
         raise TypeError(f"urls is a base URL such as {DEFAULT_URL}, or a list of them, not {urls!r}")
     return list(urls)
+
+
+def _queue_path(name: str) -> str:
+    return f"/v1/queues/{_part(name, '/name')}"
 
 
 def _job_path(job_id: str) -> str:

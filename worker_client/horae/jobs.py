@@ -182,6 +182,17 @@ class JobFilter(TypedDict, total=False):
     tag: str | None
 
 
+class QueueSettings(TypedDict, total=False):
+    """What `set_queue` changes of a queue. None is the default: no limit; one running job for each concurrency key."""
+
+    paused: bool
+    max_running: int | None
+    max_running_per_key: int | None
+    rate_per_second: float | None
+    burst: int | None
+    max_depth: int | None
+
+
 class NewJob(Struct, kw_only=True, omit_defaults=True):
     """A job to submit. A key that is left out gets the cluster's default; `id` one that the client makes."""
 

@@ -188,8 +188,22 @@ def show_queues(queues: Sequence[QueueView]) -> None:
             _text(str(depth), STATE_STYLES[state]) if depth else "" for state, depth in zip(states, depths, strict=True)
         ]
         waited = queue.oldest_ready_seconds
-        rows.append([queue.name, *cells, "" if waited is None else f"{waited:.1f} s"])
-    print_table(["queue", *states, "oldest ready"], rows)
+        rows.append([queue.name, *cells, "" if waited is None else f"{waited:.1f} s", "paused" if queue.paused else ""])
+    print_table(["queue", *states, "oldest ready", ""], rows)
+
+
+def show_queue(queue: QueueView) -> None:
+    """One queue, with its settings."""
+    show_queues([queue])
+    limits = {
+        "max running": queue.max_running,
+        "max running per key": queue.max_running_per_key,
+        "rate per second": queue.rate_per_second,
+        "burst": queue.burst,
+        "max depth": queue.max_depth,
+    }
+    said = [f"{name} {value:g}" for name, value in limits.items() if value is not None]
+    print_line(("paused  " if queue.paused else "") + "  ".join(said))
 
 
 def show_cluster(view: ClusterView) -> None:

@@ -56,7 +56,7 @@ MOMENT_MAX: Final = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
 """The last millisecond that can be written: a moment later than that would be kept as one of the year 10000."""
 
 # `$(?!\n)` because Python's `$` alone also matches before a final newline.
-_QUEUE: Final = r"^[A-Za-z0-9_.-]{1,100}$(?!\n)"
+QUEUE_PATTERN: Final = r"^[A-Za-z0-9_.-]{1,100}$(?!\n)"
 _LINE: Final = r"^[^\u0000-\u001f\u007f]+$(?!\n)"
 _LINE_OR_EMPTY: Final = r"^[^\u0000-\u001f\u007f]*$(?!\n)"
 _TAG_KEY: Final = r"^[^\u0000-\u001f\u007f:]{1,100}$(?!\n)"
@@ -66,7 +66,7 @@ _TAG: Final = r"^[^\u0000-\u001f\u007f:]{1,100}:[^\u0000-\u001f\u007f]{0,200}$(?
 _NODE: Final = r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z"
 PATTERN_HINTS: Final[dict[str, str]] = {
     _NODE: "must be 1 to 63 letters, digits, dots, dashes or underscores, and begin with a letter or digit",
-    _QUEUE: "must be 1 to 100 of the characters A-Z a-z 0-9 _ . -",
+    QUEUE_PATTERN: "must be 1 to 100 of the characters A-Z a-z 0-9 _ . -",
     _LINE: "must have at least one character and no control characters (NUL, tab, line break)",
     _LINE_OR_EMPTY: "must have no control characters (NUL, tab, line break)",
     _TAG_KEY: "must be 1 to 100 characters, none of them `:` or a control character",
@@ -75,7 +75,7 @@ PATTERN_HINTS: Final[dict[str, str]] = {
 }
 """What each pattern asks for, in words."""
 
-QueueName = Annotated[str, Meta(pattern=_QUEUE, description="A queue's name")]
+QueueName = Annotated[str, Meta(pattern=QUEUE_PATTERN, description="A queue's name")]
 NodeId = Annotated[str, Meta(pattern=_NODE, description="A node's id")]
 Address = Annotated[str, Meta(min_length=1, max_length=255, pattern=_LINE)]
 JobId = Annotated[str, Meta(min_length=1, max_length=200, pattern=_JOB_ID)]
@@ -100,7 +100,7 @@ Queues = Annotated[
     Meta(
         min_length=1,
         max_length=QUEUES_PER_CLAIM_MAX,
-        extra_json_schema={"items": {"type": "string", "pattern": _QUEUE, "description": "A queue's name"}},
+        extra_json_schema={"items": {"type": "string", "pattern": QUEUE_PATTERN, "description": "A queue's name"}},
     ),
 ]
 """Counted first, as `Tags`."""
@@ -180,8 +180,21 @@ class SubmitRequest(Request):
             raise Contradiction(
                 "ttl_seconds", "counts from the submit and ends before the delay: the job would never run"
             )
-        if self.concurrency_key is not None:
-            raise Contradiction("concurrency_key", "is not supported by this version: leave it out or null")
+
+
+QUEUE_JOBS_MAX: Final = 1_000_000_000
+Limit = Annotated[int, Meta(ge=1, le=QUEUE_JOBS_MAX)]
+
+
+class QueuePatch(Request):
+    """`PATCH /v1/queues/{name}`. What is not named stays as it is; null is the default."""
+
+    paused: bool | UnsetType = UNSET
+    max_running: Limit | UnsetType | None = UNSET
+    max_running_per_key: Limit | UnsetType | None = UNSET
+    rate_per_second: Annotated[float, Meta(ge=0.001, le=1_000_000)] | UnsetType | None = UNSET
+    burst: Annotated[int, Meta(ge=1, le=1_000_000)] | UnsetType | None = UNSET
+    max_depth: Annotated[int, Meta(ge=0, le=QUEUE_JOBS_MAX)] | UnsetType | None = UNSET
 
 
 class BatchRequest(Request):
@@ -202,7 +215,7 @@ class ClaimRequest(Request):
     def __post_init__(self) -> None:
         for position, queue in enumerate(self.queues):
             if _is_queue(queue) is None:
-                raise Contradiction(f"queues/{position}", PATTERN_HINTS[_QUEUE])
+                raise Contradiction(f"queues/{position}", PATTERN_HINTS[QUEUE_PATTERN])
 
 
 class LeaseBeat(Request):
@@ -318,7 +331,7 @@ class RequeueManyRequest(BulkRequest, kw_only=True):
     filter: RequeueFilter
 
 
-_is_queue: Final = re.compile(_QUEUE).match
+_is_queue: Final = re.compile(QUEUE_PATTERN).match
 _is_tag_key: Final = re.compile(_TAG_KEY).match
 _is_line_or_empty: Final = re.compile(_LINE_OR_EMPTY).match
 
@@ -494,11 +507,21 @@ class DepthView(Struct):
 
 
 class QueueView(Struct):
-    """A queue that holds jobs. `oldest_ready_seconds`: how long the ready job that fell due first has been due."""
+    """A queue, its jobs and its settings.
+
+    `oldest_ready_seconds`: how long the ready job that fell due first has been due. null is no limit; `burst` is what
+    holds, be it said or reckoned from the rate.
+    """
 
     name: str
     depth: DepthView
     oldest_ready_seconds: float | None
+    paused: bool = False
+    max_running: int | None = None
+    max_running_per_key: int = 1
+    rate_per_second: float | None = None
+    burst: int | None = None
+    max_depth: int | None = None
 
 
 class QueueList(Struct):

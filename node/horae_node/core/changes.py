@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from horae_node.core.model import AttemptError, JobSpec, MemberRecord, Run
+from horae_node.core.model import AttemptError, JobSpec, MemberRecord, QueueSettings, Run
 from horae_node.core.results import Outcome
 from horae_node.core.tables import ClaimRecord, JobHandle, JobTerms
 
@@ -102,6 +102,26 @@ class VersionRaised(NamedTuple):
     version: int
 
 
+class QueueSet(NamedTuple):
+    queue: str
+    before: QueueSettings
+    after: QueueSettings
+
+
+class GroupLooked(NamedTuple):
+    """Whether a group may run one more was reckoned anew."""
+
+    queue: str
+    group: bytes
+
+
+class RegroupMoved(NamedTuple):
+    """All groups up to `after` were looked at; None: all of them."""
+
+    queue: str
+    after: bytes | None
+
+
 class MemberChanged(NamedTuple):
     """A node came, went, or is something else now."""
 
@@ -122,6 +142,9 @@ Change = (
     | ClaimRecorded
     | ClaimForgotten
     | VersionRaised
+    | QueueSet
+    | GroupLooked
+    | RegroupMoved
     | MemberChanged
 )
 Decision = tuple[Outcome, Sequence[Change]]

@@ -163,6 +163,13 @@ class MoveMember(NamedTuple):
     http_url: str
 
 
+class SetQueue(NamedTuple):
+    """Change what is named of a queue's settings: (field of `QueueSettings`, value), each at most once."""
+
+    queue: str
+    changes: tuple[tuple[str, bool | int | None], ...]
+
+
 Command = (
     OpenEpoch
     | SubmitJob
@@ -184,6 +191,7 @@ Command = (
     | PromoteMember
     | RemoveMember
     | MoveMember
+    | SetQueue
 )
 
 TAGS: dict[int, type[tuple[object, ...]]] = {
@@ -207,4 +215,5 @@ TAGS: dict[int, type[tuple[object, ...]]] = {
     18: PromoteMember,
     19: RemoveMember,
     20: MoveMember,
+    21: SetQueue,
 }

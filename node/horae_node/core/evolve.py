@@ -13,6 +13,7 @@ from horae_node.core.changes import (
     ClaimForgotten,
     ClaimRecorded,
     EpochRaised,
+    GroupLooked,
     JobChanged,
     JobGranted,
     JobPurged,
@@ -20,12 +21,15 @@ from horae_node.core.changes import (
     LeaseRenewed,
     LossWithdrawn,
     MemberChanged,
+    QueueSet,
+    RegroupMoved,
     SpecAmended,
     VersionRaised,
     WatchMoved,
 )
 from horae_node.core.context import Context
-from horae_node.core.model import AttemptError, Run
+from horae_node.core.limits import MICRO, burst_of
+from horae_node.core.model import LIMITS_VERSION, AttemptError, Group, Lanes, Run
 from horae_node.core.tables import (
     CLAIM_SWEEP,
     DUE,
@@ -45,13 +49,20 @@ from horae_node.core.tables import (
     JobHandle,
     JobTerms,
     expiry_of,
+    group_of,
+    group_of_handle,
+    group_row_of,
     handle_for,
     id_key,
+    keyed_key,
+    keyed_range,
+    lane_key,
     member_key,
     pair_bytes,
     purge_at,
     queue_keys,
     ready_key,
+    regroup_key,
     seq_bytes,
     terms_of,
     unique_index_key,
@@ -98,6 +109,8 @@ def evolve_job_granted(ctx: Context, change: JobGranted) -> None:
     if terms.expires_at_ms is not None and before.attempt == 0:
         delete(EXPIRY + pair_bytes(terms.expires_at_ms, seq))
     ctx.count_move(queue, S_READY, S_RUNNING)
+    if ctx.limits:
+        _count_grant(ctx, seq, before, terms)
 
 
 def evolve_lease_renewed(ctx: Context, change: LeaseRenewed) -> None:
@@ -116,7 +129,7 @@ def evolve_watch_moved(ctx: Context, change: WatchMoved) -> None:
 
 def evolve_job_changed(ctx: Context, change: JobChanged) -> None:
     handle, before, after, terms, error, progress, result = change
-    seq, queue, _, _ = handle
+    seq, queue = handle[0], handle[1]
     key = seq_bytes(seq)
     ctx.put(RUN + key, after)
     if before.state == S_RUNNING:
@@ -124,6 +137,9 @@ def evolve_job_changed(ctx: Context, change: JobChanged) -> None:
             assert before.watch == after.watch
         else:
             ctx.delete(WATCH + pair_bytes(before.watch, seq))
+            group = group_of_handle(handle) if terms is None else group_of(terms)
+            if group is not None:
+                _move_group(ctx, queue, group, 0, -1)
     elif before.state <= S_READY:
         _delete_waiting(ctx, seq, before, terms)
     else:
@@ -184,6 +200,33 @@ def evolve_claim_forgotten(ctx: Context, change: ClaimForgotten) -> None:
 
 def evolve_version_raised(ctx: Context, change: VersionRaised) -> None:
     ctx.version = change.version
+    ctx.limits = change.version >= LIMITS_VERSION
+
+
+def evolve_queue_set(ctx: Context, change: QueueSet) -> None:
+    queue, before, after = change
+    micro = ctx.micro(queue)  # what came by the old rate
+    ctx.set_settings(queue, after)
+    if after.rate_milli is not None:
+        full = burst_of(after) * MICRO
+        ctx.set_micro(queue, full if micro is None else min(micro, full))
+    elif micro is not None:
+        ctx.drop_bucket(queue)
+    if after.max_running_per_key != before.max_running_per_key and ctx.lanes(queue) is not None:
+        ctx.put(regroup_key(queue), (b"",))
+    ctx.gained(queue)
+
+
+def evolve_group_looked(ctx: Context, change: GroupLooked) -> None:
+    _move_group(ctx, change.queue, change.group, 0, 0)
+    ctx.gained(change.queue)
+
+
+def evolve_regroup_moved(ctx: Context, change: RegroupMoved) -> None:
+    if change.after is None:
+        ctx.delete(regroup_key(change.queue))
+    else:
+        ctx.put(regroup_key(change.queue), (change.after,))
 
 
 def evolve_member_changed(ctx: Context, change: MemberChanged) -> None:
@@ -191,10 +234,69 @@ def evolve_member_changed(ctx: Context, change: MemberChanged) -> None:
     ctx.members_changed = True
 
 
+def _count_grant(ctx: Context, seq: int, before: Run, terms: JobTerms) -> None:
+    """A grant draws from the bucket, and who was served goes to the end of the line."""
+    queue = terms.queue
+    micro = ctx.micro(queue)
+    if micro is not None:
+        assert micro >= MICRO
+        ctx.set_micro(queue, micro - MICRO)
+    group = group_of(terms)
+    if group is not None:
+        ctx.delete(queue_keys(queue).keyed_due + pair_bytes(before.due_ms, seq))
+        _move_group(ctx, queue, group, -1, 1, served=True)
+        return
+    lanes = ctx.lanes(queue)
+    if lanes is not None:
+        ctx.set_lanes(queue, lanes._replace(next_turn=lanes.next_turn + 1, keyless_turn=lanes.next_turn))
+
+
+def _move_group(ctx: Context, queue: str, group: bytes, waiting: int, running: int, *, served: bool = False) -> None:
+    """A job of the group came or went; its row among the ready ones is written already.
+
+    A group that may run one more has a row in the lanes; it keeps its turn until it is served, or may not.
+    """
+    keys = queue_keys(queue)
+    key = keys.group + group
+    lanes = ctx.lanes(queue) or Lanes(1, 0, 0, 0)
+    row = ctx.get(key)
+    before = Group(0, 0, -1, 0) if row is None else group_row_of(row)
+    waits, runs = before.waiting + waiting, before.running + running
+    assert min(waits, runs) >= 0, f"group of queue {queue!r}: {waits} ready, {runs} running"
+    next_turn, rank, turn = lanes.next_turn, -1, 0
+    if waits and runs < ctx.settings(queue).max_running_per_key:
+        start, stop = keyed_range(keys, group)
+        rank = ctx.txn.keys(start, stop, limit=1)[0][len(start)]
+        if served or before.rank < 0:
+            turn, next_turn = next_turn, next_turn + 1
+        else:
+            turn = before.turn
+    if (rank, turn) != (before.rank, before.turn):
+        if before.rank >= 0:
+            ctx.delete(lane_key(keys, before.rank, before.turn, group))
+        if rank >= 0:
+            ctx.put(lane_key(keys, rank, turn, group), ())
+    groups = lanes.groups + (row is None)
+    if waits or runs:
+        ctx.put(key, Group(waits, runs, rank, turn))
+    else:
+        ctx.delete(key)
+        groups -= 1
+    kept = Lanes(next_turn, lanes.keyless_turn, lanes.waiting + waiting, groups)
+    ctx.set_lanes(queue, kept if groups else None)
+
+
 def _put_waiting(ctx: Context, seq: int, run: Run, terms: JobTerms | None) -> None:
     assert terms is not None
     if run.state == S_READY:
-        ctx.put(ready_key(queue_keys(terms.queue), terms.priority, run.due_ms, seq), terms)
+        group = group_of(terms)
+        if group is None:
+            ctx.put(ready_key(queue_keys(terms.queue), terms.priority, run.due_ms, seq), terms)
+        else:
+            keys = queue_keys(terms.queue)
+            ctx.put(keyed_key(keys, group, terms.priority, run.due_ms, seq), terms)
+            ctx.put(keys.keyed_due + pair_bytes(run.due_ms, seq), ())
+            _move_group(ctx, terms.queue, group, 1, 0)
     else:
         ctx.put(DUE + pair_bytes(run.due_ms, seq), terms)
     if terms.expires_at_ms is not None and run.attempt == 0:
@@ -204,7 +306,14 @@ def _put_waiting(ctx: Context, seq: int, run: Run, terms: JobTerms | None) -> No
 def _delete_waiting(ctx: Context, seq: int, run: Run, terms: JobTerms | None) -> None:
     assert terms is not None
     if run.state == S_READY:
-        ctx.delete(ready_key(queue_keys(terms.queue), terms.priority, run.due_ms, seq))
+        group = group_of(terms)
+        if group is None:
+            ctx.delete(ready_key(queue_keys(terms.queue), terms.priority, run.due_ms, seq))
+        else:
+            keys = queue_keys(terms.queue)
+            ctx.delete(keyed_key(keys, group, terms.priority, run.due_ms, seq))
+            ctx.delete(keys.keyed_due + pair_bytes(run.due_ms, seq))
+            _move_group(ctx, terms.queue, group, -1, 0)
     else:
         assert run.state == S_PENDING
         ctx.delete(DUE + pair_bytes(run.due_ms, seq))
@@ -214,7 +323,7 @@ def _delete_waiting(ctx: Context, seq: int, run: Run, terms: JobTerms | None) ->
 
 
 def _put_finished(ctx: Context, handle: JobHandle, before: Run, after: Run) -> None:
-    seq, queue, retention_ms, unique_key = handle
+    seq, queue, retention_ms, unique_key = handle[:4]
     assert before.state <= S_RUNNING
     ctx.finished.append(seq)
     if after.state == S_DEAD:
@@ -226,7 +335,7 @@ def _put_finished(ctx: Context, handle: JobHandle, before: Run, after: Run) -> N
 
 def _delete_finished(ctx: Context, handle: JobHandle, before: Run) -> None:
     """A requeue: the job lives again, and holds its unique key again."""
-    seq, queue, retention_ms, unique_key = handle
+    seq, queue, retention_ms, unique_key = handle[:4]
     ctx.delete(RETENTION + pair_bytes(purge_at(before.finished_ms, retention_ms), seq))
     if unique_key is not None:
         ctx.put(unique_index_key(queue, unique_key), (seq,))
@@ -261,4 +370,7 @@ _EVOLVERS: dict[type, Callable[[Context, Any], None]] = {
     ClaimForgotten: evolve_claim_forgotten,
     VersionRaised: evolve_version_raised,
     MemberChanged: evolve_member_changed,
+    QueueSet: evolve_queue_set,
+    GroupLooked: evolve_group_looked,
+    RegroupMoved: evolve_regroup_moved,
 }

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from horae_node.core.digest import every_row
-from horae_node.core.model import STATE_COUNT, JobSpec, Run, Standing
+from horae_node.core.limits import MICRO, burst_of
+from horae_node.core.model import NO_SETTINGS, STATE_COUNT, Group, JobSpec, Lanes, QueueSettings, Run, Standing
 from horae_node.core.runs import NONE
 from horae_node.core.tables import (
+    BUCKET,
     CLAIM,
     CLAIM_LONG,
     CLAIM_SWEEP,
@@ -19,13 +21,21 @@ from horae_node.core.tables import (
     ERROR,
     ERRORS_KEPT,
     EXPIRY,
+    GROUP,
+    GROUP_BYTES,
     ID,
     ID_LONG,
+    KEYED,
+    KEYED_DUE,
+    LANE,
+    LANES,
     LISTED,
     MEMBER,
     META,
+    PRIORITY_MAX,
     PROGRESS,
     READY,
+    REGROUP,
     RESULT,
     RETENTION,
     RUN,
@@ -35,15 +45,22 @@ from horae_node.core.tables import (
     S_READY,
     S_RUNNING,
     S_SUCCEEDED,
+    SETTINGS,
     SPEC,
     UNIQUE,
     UNIQUE_LONG,
     WATCH,
+    bucket_of,
     claim_of,
     counts_key,
     expiry_of,
+    group_id,
+    group_row_of,
     handle_for,
     id_key,
+    keyed_key,
+    lane_key,
+    lanes_of,
     member_of,
     meta_of,
     pair_bytes,
@@ -52,15 +69,19 @@ from horae_node.core.tables import (
     ready_key,
     run_of,
     seq_bytes,
+    settings_of,
     spec_of,
     terms_of,
     unique_index_key,
 )
 from horae_storage.kv import MAX_KEY_BYTES, Row, View
 
-_DERIVED = ID + ID_LONG + LISTED + COUNTS + DUE + READY + WATCH + EXPIRY + RETENTION + UNIQUE + UNIQUE_LONG
+_DERIVED = (
+    ID + ID_LONG + LISTED + COUNTS + DUE + READY + KEYED + KEYED_DUE + WATCH + EXPIRY + RETENTION + UNIQUE + UNIQUE_LONG
+)
 _BY_JOB = ERROR + PROGRESS + RESULT
-_KNOWN = _DERIVED + _BY_JOB + SPEC + RUN + CLAIM + CLAIM_LONG + CLAIM_SWEEP + META + MEMBER
+_LIMITS = SETTINGS + BUCKET + GROUP + LANE + LANES + REGROUP
+_KNOWN = _DERIVED + _BY_JOB + _LIMITS + SPEC + RUN + CLAIM + CLAIM_LONG + CLAIM_SWEEP + META + MEMBER
 
 
 def check_invariants(view: View) -> list[str]:
@@ -72,6 +93,8 @@ def check_invariants(view: View) -> list[str]:
     _check_derived(rows, jobs, findings)
     _check_rows_by_job(rows, jobs, findings)
     _check_claims(rows, findings)
+    _check_groups(rows, jobs, findings)
+    _check_settings(rows, findings)
     _check_meta(rows, jobs, findings)
     _check_members(rows, findings)
     for seq, (spec, run) in jobs.items():
@@ -121,7 +144,13 @@ def _waiting_rows(seq: int, spec: JobSpec, run: Run) -> dict[bytes, Row]:
     if run.state == S_PENDING:
         expected[DUE + pair_bytes(run.due_ms, seq)] = terms_of(spec)
     if run.state == S_READY:
-        expected[ready_key(queue_keys(spec.queue), spec.priority, run.due_ms, seq)] = terms_of(spec)
+        keys = queue_keys(spec.queue)
+        if spec.concurrency_key is None:
+            expected[ready_key(keys, spec.priority, run.due_ms, seq)] = terms_of(spec)
+        else:
+            group = group_id(spec.concurrency_key)
+            expected[keyed_key(keys, group, spec.priority, run.due_ms, seq)] = terms_of(spec)
+            expected[keys.keyed_due + pair_bytes(run.due_ms, seq)] = ()
     expires_at_ms = expiry_of(run, spec.expires_at_ms)
     if expires_at_ms is not None:
         expected[EXPIRY + pair_bytes(expires_at_ms, seq)] = ()
@@ -140,6 +169,78 @@ def _check_rows_by_job(rows: dict[bytes, Row], jobs: dict[int, tuple[JobSpec, Ru
             elif key[:1] == RESULT and jobs[seq][1].state != S_SUCCEEDED:
                 findings.append(f"result of a job that did not succeed: {seq}")
     findings += [f"job {seq} keeps {kept} errors" for seq, kept in errors.items() if kept > ERRORS_KEPT]
+
+
+def _check_groups(rows: dict[bytes, Row], jobs: dict[int, tuple[JobSpec, Run]], findings: list[str]) -> None:
+    """Groups count their jobs; those that may run one more, and no others, have a place in their queue's lanes."""
+    ready: dict[tuple[str, bytes], list[int]] = {}
+    running: dict[tuple[str, bytes], int] = {}
+    for spec, run in jobs.values():
+        if spec.concurrency_key is not None and run.state in (S_READY, S_RUNNING):
+            name = spec.queue, group_id(spec.concurrency_key)
+            ready.setdefault(name, [])
+            if run.state == S_READY:
+                ready[name].append(PRIORITY_MAX - spec.priority)
+            running[name] = running.get(name, 0) + (run.state == S_RUNNING)
+    groups = {
+        (key[1 : -GROUP_BYTES - 1].decode(), key[-GROUP_BYTES:]): row for key, row in rows.items() if key[:1] == GROUP
+    }
+    findings += [
+        f"group without a job, or jobs without a group: {name}" for name in sorted(groups.keys() ^ ready.keys())
+    ]
+    places: dict[bytes, Row] = {}
+    by_queue: dict[str, list[Group]] = {}
+    for name in groups.keys() & ready.keys():
+        queue, group = name
+        kept = group_row_of(groups[name])
+        by_queue.setdefault(queue, []).append(kept)
+        if (kept.waiting, kept.running) != (len(ready[name]), running[name]):
+            findings.append(f"group {name} says {kept}: {len(ready[name])} ready, {running[name]} running")
+        if kept.rank >= 0:
+            places[lane_key(queue_keys(queue), kept.rank, kept.turn, group)] = ()
+        may_run = bool(ready[name]) and running[name] < _settings(rows, queue).max_running_per_key
+        rank = min(ready[name]) if may_run else -1
+        if kept.rank != rank and REGROUP + queue.encode() not in rows:
+            findings.append(f"group {name} has rank {kept.rank}, expected {rank}")
+    found = {key for key in rows if key[:1] == LANE}
+    findings += [f"lane row leaked or missing: {key!r}" for key in sorted(found ^ places.keys())]
+    _check_lanes(rows, by_queue, findings)
+
+
+def _check_lanes(rows: dict[bytes, Row], by_queue: dict[str, list[Group]], findings: list[str]) -> None:
+    lanes = {key[1:].decode(): lanes_of(row) for key, row in rows.items() if key[:1] == LANES}
+    findings += [
+        f"lanes without a group, or groups without: {queue}" for queue in sorted(lanes.keys() ^ by_queue.keys())
+    ]
+    for queue in lanes.keys() & by_queue.keys():
+        kept, groups = lanes[queue], by_queue[queue]
+        waiting = sum(group.waiting for group in groups)
+        if kept != Lanes(kept.next_turn, kept.keyless_turn, waiting, len(groups)):
+            findings.append(f"lanes of {queue} say {kept}: {waiting} ready in {len(groups)} groups")
+        turns = [kept.keyless_turn, *[group.turn for group in groups if group.rank >= 0]]
+        if len({*turns}) < len(turns) or max(turns) >= kept.next_turn:
+            findings.append(f"turns of {queue}: {turns}, the next is {kept.next_turn}")
+
+
+def _settings(rows: dict[bytes, Row], queue: str) -> QueueSettings:
+    row = rows.get(SETTINGS + queue.encode())
+    return NO_SETTINGS if row is None else settings_of(row)
+
+
+def _check_settings(rows: dict[bytes, Row], findings: list[str]) -> None:
+    names = {key[1:].decode() for key in rows if key[:1] == SETTINGS}
+    for queue in sorted(names):
+        settings = _settings(rows, queue)
+        if settings._replace(version=0) == NO_SETTINGS:
+            findings.append(f"settings of queue {queue} that say nothing")
+    rated = {queue for queue in names if _settings(rows, queue).rate_milli is not None}
+    buckets = {key[1:].decode(): bucket_of(row) for key, row in rows.items() if key[:1] == BUCKET}
+    findings += [f"bucket without a rate, or a rate without: {queue}" for queue in sorted(rated ^ buckets.keys())]
+    for queue in rated & buckets.keys():
+        bucket = buckets[queue]
+        full = burst_of(_settings(rows, queue)) * MICRO
+        if not 0 <= bucket.micro <= full or (META in rows and bucket.at > meta_of(rows[META]).lease_clock):
+            findings.append(f"bucket of queue {queue}: {bucket}, at most {full}")
 
 
 def _check_claims(rows: dict[bytes, Row], findings: list[str]) -> None:

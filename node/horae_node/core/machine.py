@@ -32,6 +32,7 @@ from horae_node.core.commands import (
     RequeueJob,
     RunJobNow,
     SetMembers,
+    SetQueue,
     SubmitBatch,
     SubmitJob,
 )
@@ -50,12 +51,13 @@ from horae_node.core.decide.members import (
     read_members,
 )
 from horae_node.core.decide.operate import decide_cancel, decide_delete, decide_requeue, decide_run_now
+from horae_node.core.decide.queues import decide_set_queue
 from horae_node.core.decide.submit import decide_submit, decide_submit_batch
 from horae_node.core.decide.version import decide_raise_version
 from horae_node.core.evolve import evolve
 from horae_node.core.model import FIRST_META, KNOWN_VERSIONS, Meta, Versions
 from horae_node.core.results import Advanced, EntryOutcome, Outcome
-from horae_node.core.tables import CLAIM_SWEEP, DUE, EXPIRY, META, RETENTION, WATCH, member_key, meta_of
+from horae_node.core.tables import CLAIM_SWEEP, DUE, EXPIRY, META, REGROUP, RETENTION, WATCH, member_key, meta_of
 from horae_storage.kv import Txn, View
 
 
@@ -87,7 +89,7 @@ def apply(
         ctx.now_ms = max(ctx.now_ms, header.now_ms)
         ctx.lease_clock = max(ctx.lease_clock, header.lease_clock)
     outcomes = tuple([_apply_command(ctx, header.epoch, command) for command in commands])
-    ctx.flush_counts()
+    ctx.flush()
     txn.put(META, _next_meta(ctx, txn.digest))
     return EntryOutcome(outcomes, ctx.ready_queues(), tuple(ctx.finished), tuple(ctx.died), ctx.members_changed)
 
@@ -95,6 +97,8 @@ def apply(
 def next_deadline(view: View) -> Deadline:
     """The earliest moment at which `AdvanceTime` would do something. A few bounded index look-ups."""
     wall = [_first(view, DUE), _first(view, EXPIRY), _first(view, RETENTION)]
+    if view.keys(REGROUP, REGROUP + b"\xff", limit=1):
+        wall.append(0)
     lease = [_first(view, WATCH), _first(view, CLAIM_SWEEP)]
     return Deadline(_earliest(wall), _earliest(lease))
 
@@ -179,6 +183,7 @@ _DECIDERS: dict[type, Callable[[Context, Any], Decision]] = {
     Nothing: decide_nothing,
     RaiseMachineVersion: decide_raise_version,
     SetMembers: decide_set_members,
+    SetQueue: decide_set_queue,
     AddMember: decide_add_member,
     PromoteMember: decide_promote_member,
     RemoveMember: decide_remove_member,

@@ -141,10 +141,14 @@ class Versions(NamedTuple):
         return str(self.newest) if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
 
 
-KNOWN_VERSIONS = Versions(1, 1)
+KNOWN_VERSIONS = Versions(1, 2)
 """This build's. A change of released rules raises `newest`, and may act only where the state's version says so."""
 
 FIRST_META = Meta(1, 1, 0, 0, 0, "", 0, 0)
+
+
+LIMITS_VERSION = 2
+"""From this machine version on queues have settings, and jobs may have concurrency keys."""
 
 
 class UnknownVersion(Exception):
@@ -165,3 +169,43 @@ class QueueCounts(NamedTuple):
     dead: int = 0
     cancelled: int = 0
     expired: int = 0
+
+
+class QueueSettings(NamedTuple):
+    """What an operator said of a queue. No row means `NO_SETTINGS`."""
+
+    paused: bool
+    max_running: int | None
+    max_running_per_key: int
+    rate_milli: int | None  # thousandths of a job a second
+    burst: int | None  # whole jobs; None: as many as a second brings, at least one
+    max_depth: int | None  # pending and ready jobs
+    version: int  # log index of the last change
+
+
+NO_SETTINGS = QueueSettings(False, None, 1, None, None, None, 0)
+
+
+class Bucket(NamedTuple):
+    """The tokens of a queue that has a rate: each grant takes a million."""
+
+    micro: int
+    at: int  # on the lease clock: what came since is added by whoever looks
+
+
+class Lanes(NamedTuple):
+    """What a queue keeps of its groups. There is a row while it has any."""
+
+    next_turn: int
+    keyless_turn: int  # when jobs without a key were served last
+    waiting: int  # ready jobs of all groups
+    groups: int
+
+
+class Group(NamedTuple):
+    """The jobs of a queue that share a concurrency key. There is a row while one of them is ready or running."""
+
+    waiting: int  # ready jobs
+    running: int
+    rank: int  # its lane row: the inverted priority of its best job; -1: it has none, since it may not run one more
+    turn: int  # its lane row: its place among those of one priority

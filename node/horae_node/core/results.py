@@ -9,7 +9,8 @@ if TYPE_CHECKING:
 
 
 class Rejected(NamedTuple):
-    """Refused by the rules; nothing changed. `code`: not_found | conflict | lease_lost | invalid | stale_epoch."""
+    """Refused by the rules; nothing changed. `code`: not_found | conflict | lease_lost | invalid | stale_epoch |
+    rate_limited."""
 
     code: str
     detail: str

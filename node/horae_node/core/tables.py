@@ -14,9 +14,23 @@ from hashlib import blake2b
 from struct import Struct
 from typing import NamedTuple, cast
 
-from horae_node.core.model import STATE_COUNT, AttemptError, JobSpec, MemberRecord, Meta, QueueCounts, Run, State
+from horae_node.core.model import (
+    STATE_COUNT,
+    AttemptError,
+    Bucket,
+    Group,
+    JobSpec,
+    Lanes,
+    MemberRecord,
+    Meta,
+    QueueCounts,
+    QueueSettings,
+    Run,
+    State,
+)
 from horae_storage.kv import Row
 
+BUCKET = b"b"  # queue -> Bucket
 CLAIM = b"k"  # worker, NUL, claim id -> (sweep moment, grants)
 CLAIM_LONG = b"K"
 CLAIM_SWEEP = b"j"  # lease-clock moment, claim key -> ()
@@ -24,16 +38,23 @@ COUNTS = b"c"  # queue -> QueueCounts
 DUE = b"d"  # due_ms, seq -> JobTerms; pending jobs
 ERROR = b"e"  # seq, token -> AttemptError
 EXPIRY = b"x"  # expires_at_ms, seq -> (); jobs that wait for their first start
+GROUP = b"g"  # queue, NUL, group -> Group
 ID = b"i"  # job id -> JobHandle
 ID_LONG = b"I"
+KEYED = b"y"  # queue, NUL, group, inverted priority, due_ms, seq -> JobTerms; ready jobs that have a concurrency key
+KEYED_DUE = b"Y"  # queue, NUL, due_ms, seq -> (); the same ones
+LANE = b"a"  # queue, NUL, inverted priority, turn, group -> (); groups that may run one more job
+LANES = b"A"  # queue -> Lanes
 LISTED = b"l"  # queue, NUL, state, seq -> ()
 MEMBER = b"n"  # node id -> MemberRecord
 META = b"m"
 PROGRESS = b"p"  # seq -> (JSON text,)
-READY = b"q"  # queue, NUL, inverted priority, due_ms, seq -> JobTerms
+READY = b"q"  # queue, NUL, inverted priority, due_ms, seq -> JobTerms; those without a concurrency key
+REGROUP = b"G"  # queue -> (group,); limits have changed: groups after this one are to be looked at
 RESULT = b"o"  # seq -> (JSON text,)
 RETENTION = b"z"  # purge moment, seq -> (); finished jobs
 RUN = b"r"  # seq -> Run
+SETTINGS = b"t"  # queue -> QueueSettings
 SPEC = b"s"  # seq -> JobSpec
 UNIQUE = b"u"  # queue, NUL, unique key -> (seq,); unfinished jobs
 UNIQUE_LONG = b"U"
@@ -57,7 +78,7 @@ ERRORS_KEPT = 20
 
 
 class JobHandle(NamedTuple):
-    """The row under a job's id: its number, and what an ending needs to know of the spec."""
+    """The row under a job's id: its number, and what an ending needs to know of the spec. See `group_of_handle`."""
 
     seq: int
     queue: str
@@ -66,7 +87,10 @@ class JobHandle(NamedTuple):
 
 
 class JobTerms(NamedTuple):
-    """The row of a waiting job in `DUE` and `READY`: what making it ready and granting it need of the spec."""
+    """The row of a waiting job in `DUE`, `READY` and `KEYED`: what making it ready and granting it need of the spec.
+
+    See `group_of`.
+    """
 
     queue: str
     priority: int
@@ -89,6 +113,10 @@ class QueueKeys(NamedTuple):
     ready: bytes
     ready_stop: bytes
     listed: tuple[bytes, ...]  # by state
+    keyed: bytes
+    keyed_due: bytes
+    lane: bytes
+    group: bytes
 
 
 # A row is the record: these give its type back without the checks of the generated constructors (a third of the cost).
@@ -100,6 +128,10 @@ error_of = cast(Callable[[Row], AttemptError], partial(tuple.__new__, AttemptErr
 handle_of = cast(Callable[[Row], JobHandle], partial(tuple.__new__, JobHandle))
 terms_of_row = cast(Callable[[Row], JobTerms], partial(tuple.__new__, JobTerms))
 member_of = cast(Callable[[Row], MemberRecord], partial(tuple.__new__, MemberRecord))
+settings_of = cast(Callable[[Row], QueueSettings], partial(tuple.__new__, QueueSettings))
+bucket_of = cast(Callable[[Row], Bucket], partial(tuple.__new__, Bucket))
+lanes_of = cast(Callable[[Row], Lanes], partial(tuple.__new__, Lanes))
+group_row_of = cast(Callable[[Row], Group], partial(tuple.__new__, Group))
 claim_of = cast(Callable[[Row], ClaimRecord], partial(tuple.__new__, ClaimRecord))
 
 seq_bytes: Callable[[int], bytes] = Struct(">Q").pack
@@ -108,21 +140,43 @@ pair_bytes: Callable[[int, int], bytes] = Struct(">QQ").pack
 _ready_tail: Callable[[int, int, int], bytes] = Struct(">BQQ").pack
 
 
+GROUP_BYTES = 16
+
+
 def terms_of(spec: JobSpec) -> JobTerms:
-    return terms_of_row(
-        (spec.queue, spec.priority, spec.lease_ms, spec.timeout_ms, spec.expires_at_ms, len(spec.payload))
-    )  # fmt: skip
+    row = (spec.queue, spec.priority, spec.lease_ms, spec.timeout_ms, spec.expires_at_ms, len(spec.payload))
+    return terms_of_row(row if spec.concurrency_key is None else (*row, group_id(spec.concurrency_key)))
 
 
 def handle_for(seq: int, spec: JobSpec) -> JobHandle:
-    return handle_of((seq, spec.queue, spec.retention_ms, spec.unique_key))
+    row = (seq, spec.queue, spec.retention_ms, spec.unique_key)
+    return handle_of(row if spec.concurrency_key is None else (*row, group_id(spec.concurrency_key)))
+
+
+def group_id(concurrency_key: str) -> bytes:
+    """The name of a key's group in keys of the store."""
+    return blake2b(concurrency_key.encode(), digest_size=GROUP_BYTES).digest()
+
+
+def group_of(terms: JobTerms) -> bytes | None:
+    """The group of a job with a concurrency key, whose rows have it as one field more than others."""
+    row: Row = terms
+    return row[6] if len(row) > 6 else None
+
+
+def group_of_handle(handle: JobHandle) -> bytes | None:
+    row: Row = handle
+    return row[4] if len(row) > 4 else None
 
 
 @lru_cache(maxsize=8192)
 def queue_keys(queue: str) -> QueueKeys:
     name = queue.encode()
     listed = tuple(LISTED + name + b"\0" + bytes((state,)) for state in range(STATE_COUNT))
-    return QueueKeys(READY + name + b"\0", READY + name + b"\1", listed)
+    after = name + b"\0"
+    return QueueKeys(
+        READY + after, READY + name + b"\1", listed, KEYED + after, KEYED_DUE + after, LANE + after, GROUP + after
+    )
 
 
 def id_key(job_id: str) -> bytes:
@@ -143,6 +197,41 @@ def claim_key(worker: str, claim_id: str) -> bytes:
 
 def ready_key(keys: QueueKeys, priority: int, due_ms: int, seq: int) -> bytes:
     return keys.ready + _ready_tail(PRIORITY_MAX - priority, due_ms, seq)
+
+
+def keyed_key(keys: QueueKeys, group: bytes, priority: int, due_ms: int, seq: int) -> bytes:
+    return keys.keyed + group + _ready_tail(PRIORITY_MAX - priority, due_ms, seq)
+
+
+def lane_key(keys: QueueKeys, rank: int, turn: int, group: bytes) -> bytes:
+    return keys.lane + bytes((rank,)) + seq_bytes(turn) + group
+
+
+def settings_key(queue: str) -> bytes:
+    return SETTINGS + queue.encode()
+
+
+def bucket_key(queue: str) -> bytes:
+    return BUCKET + queue.encode()
+
+
+def lanes_key(queue: str) -> bytes:
+    return LANES + queue.encode()
+
+
+def regroup_key(queue: str) -> bytes:
+    return REGROUP + queue.encode()
+
+
+def after_queue(prefix: bytes) -> bytes:
+    """The end of the range of one queue's keys, whose prefix ends with NUL."""
+    return prefix[:-1] + b"\1"
+
+
+def keyed_range(keys: QueueKeys, group: bytes) -> tuple[bytes, bytes]:
+    """All ready jobs of a group."""
+    start = keys.keyed + group
+    return start, start + b"\xff"
 
 
 def member_key(node_id: str) -> bytes:

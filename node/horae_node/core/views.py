@@ -7,10 +7,22 @@ Not here: linearizability (the caller's barrier), rendering (the service).
 from __future__ import annotations
 
 from heapq import heapify, heappop, heapreplace, nlargest
+from typing import NamedTuple
 
 from horae_node.core.decide.members import read_members
+from horae_node.core.limits import allowance, ms_to_token, tokens
 from horae_node.core.machine import Deadline, next_deadline
-from horae_node.core.model import FIRST_META, STATE_COUNT, AttemptError, JobSpec, Meta, QueueCounts, Run
+from horae_node.core.model import (
+    FIRST_META,
+    NO_SETTINGS,
+    STATE_COUNT,
+    AttemptError,
+    JobSpec,
+    Meta,
+    QueueCounts,
+    QueueSettings,
+    Run,
+)
 from horae_node.core.tables import (
     COUNTS,
     DUE,
@@ -20,16 +32,24 @@ from horae_node.core.tables import (
     PROGRESS,
     RESULT,
     RUN,
+    SETTINGS,
     SPEC,
+    after_queue,
+    bucket_key,
+    bucket_of,
     claim_key,
     counts_key,
     counts_of,
     error_of,
     id_key,
+    lanes_key,
+    lanes_of,
     meta_of,
     queue_keys,
     run_of,
     seq_bytes,
+    settings_key,
+    settings_of,
     spec_of,
 )
 from horae_storage.kv import View
@@ -40,6 +60,7 @@ __all__ = [
     "counts",
     "due_queues",
     "errors",
+    "has_queue",
     "job_seq",
     "last_error",
     "list_jobs",
@@ -49,10 +70,11 @@ __all__ = [
     "progress",
     "queue_names",
     "read_members",
-    "ready_count",
     "result",
     "run",
+    "settings",
     "spec",
+    "takeable",
 ]
 
 SEQ_MAX = 2**64 - 1
@@ -113,29 +135,76 @@ def counts(view: View, queue: str) -> QueueCounts:
     return QueueCounts() if row is None else counts_of(row)
 
 
-def ready_count(view: View, queue: str) -> int:
-    row = view.get(counts_key(queue))
-    return 0 if row is None else counts_of(row).ready
+def settings(view: View, queue: str) -> QueueSettings:
+    row = view.get(settings_key(queue))
+    return NO_SETTINGS if row is None else settings_of(row)
+
+
+class Takeable(NamedTuple):
+    """What claims would get of a queue, and when it is worth to look again."""
+
+    jobs: int
+    """Of concurrency keys, those of as many groups as a look finds: at least one when there are any."""
+    room: int | None
+    """What the queue's settings let through, whether or not there are jobs; None for no limit."""
+    wait_ms: int | None
+    """On the lease clock, until its rate lets a job through; None when it is not the rate that holds it up."""
+
+
+GROUPS_LOOKED = 100
+
+
+def takeable(view: View, queue: str, lease_clock: int) -> Takeable:
+    """What could be granted of a queue at this moment. A few bounded look-ups."""
+    kept_counts = counts(view, queue)
+    ready = kept_counts.ready
+    lanes = view.get(lanes_key(queue)) if ready else None
+    if lanes is not None:
+        start = queue_keys(queue).lane
+        ready += len(view.keys(start, after_queue(start), limit=GROUPS_LOOKED)) - lanes_of(lanes).waiting
+    kept = settings(view, queue)
+    if kept is NO_SETTINGS:
+        return Takeable(ready, None, None)
+    bucket = view.get(bucket_key(queue))
+    micro = None if bucket is None else tokens(bucket_of(bucket), kept, lease_clock)
+    room = allowance(kept, kept_counts.running, micro)
+    if room is None:
+        return Takeable(ready, None, None)
+    by_rate = ready > 0 and room == 0 and micro is not None and allowance(kept, kept_counts.running, None) != 0
+    return Takeable(min(ready, room), room, ms_to_token(micro or 0, kept) if by_rate else None)
 
 
 def oldest_ready_ms(view: View, queue: str) -> list[int]:
-    """For each priority that ready jobs of a queue have, highest first: when the one that fell due first did so.
+    """For each priority that ready jobs of a queue have, highest first: when the one that fell due first did so; then
+    the same of all that have concurrency keys.
 
-    One look-up each, 201 at the most.
+    One look-up each, 202 at the most.
     """
     keys = queue_keys(queue)
+    keyed = view.keys(keys.keyed_due, after_queue(keys.keyed_due), limit=1)
     moment = len(keys.ready) + 1
     start, found = keys.ready, []
     while first := view.keys(start, keys.ready_stop, limit=1):
         found.append(int.from_bytes(first[0][moment : moment + 8], "big"))
         start = first[0][:moment] + b"\xff" * 17
+    if keyed:
+        at = len(keys.keyed_due)
+        found.append(int.from_bytes(keyed[0][at : at + 8], "big"))
     return found
 
 
 def queue_names(view: View, after: str, limit: int) -> list[str]:
-    """Queues that hold any job, by name, those after `after` ("" = from the first)."""
-    start = counts_key(after) + b"\0" if after else COUNTS
-    return [key[1:].decode() for key in view.keys(start, COUNTS + b"\xff", limit=limit)]
+    """Queues that hold any job or have settings, by name, those after `after` ("" = from the first)."""
+    found: set[str] = set()
+    for table in (COUNTS, SETTINGS):
+        start = table + after.encode() + b"\0" if after else table
+        found.update(key[1:].decode() for key in view.keys(start, table + b"\xff", limit=limit))
+    return sorted(found)[:limit]
+
+
+def has_queue(view: View, name: str) -> bool:
+    """Whether it holds any job or has settings."""
+    return view.get(counts_key(name)) is not None or view.get(settings_key(name)) is not None
 
 
 def all_counts(view: View) -> dict[str, QueueCounts]:

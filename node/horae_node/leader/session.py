@@ -86,6 +86,8 @@ class LeaderSession:
         self._check: dict[str, None] = {}
         self._repeats: list[Waiter] = []
         self._latest_claim: OrderedDict[tuple[str, str], Waiter] = OrderedDict()
+        self._until_token: dict[str, asyncio.TimerHandle] = {}
+        """Queues whose rate alone holds them up while somebody waits for their jobs."""
 
     # ------------------------------------------------------------------ the reign
 
@@ -153,10 +155,11 @@ class LeaderSession:
         if not self._open:
             return
         self._open = False
-        for timer in (self._timer, self._arming):
+        for timer in (self._timer, self._arming, *self._until_token.values()):
             if timer is not None:
                 timer.cancel()
         self._timer = self._arming = None
+        self._until_token.clear()
         gone = NotApplied("no_leader", "this node no longer leads; ask the new leader")
         self._proposer.fail_queued(gone)
         for waiter in self.waiters.all():
@@ -246,11 +249,14 @@ class LeaderSession:
         return [self._ask(waiter) for waiter in repeats if waiter.ticket and not waiter.in_flight]
 
     def _grants_of(self, queue: str, coming: int) -> list[Chunk]:
-        """Claims for those who wait longest on `queue`, for as many jobs as it has or is about to have."""
-        ready = views.ready_count(self._applier.view, queue)
+        """Claims for those who wait longest on `queue`, for as many jobs as it would give or is about to have."""
+        ready, room, wait_ms = views.takeable(self._applier.view, queue, self.lease_clock())
         if ready == 0:
             self._maybe_ready.pop(queue, None)
-        available = ready + coming - self._asked.get(queue, 0)
+        if wait_ms is not None and queue not in self._until_token:
+            self._until_token[queue] = self._loop.call_later(wait_ms / 1000, self._on_token, queue)
+        available = ready + coming if room is None else min(ready + coming, room)
+        available -= self._asked.get(queue, 0)
         picked: list[Waiter] = []
         for waiter in self.waiters.idle(queue):
             if available <= 0:
@@ -258,6 +264,14 @@ class LeaderSession:
             available -= waiter.command.max_jobs
             picked.append(waiter)
         return [self._ask(waiter) for waiter in picked]
+
+    def _on_token(self, queue: str) -> None:
+        """The queue's rate lets one more through, or nearly: then this is set again."""
+        del self._until_token[queue]
+        self._maybe_ready[queue] = None
+        if self.waiters.waits_on(queue):
+            self._check[queue] = None
+            self._proposer.kick()
 
     def _ask(self, waiter: Waiter) -> Chunk:
         waiter.in_flight = True

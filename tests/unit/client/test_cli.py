@@ -560,8 +560,10 @@ def test_many_jobs_are_never_meant_by_accident(verb: str) -> None:
 
 async def test_queues_are_listed(server: FakeServer) -> None:
     depth = {"pending": 1, "ready": 20, "running": 0, "succeeded": 0, "dead": 3, "cancelled": 0, "expired": 0}
-    mail = {"name": "mail", "depth": depth, "oldest_ready_seconds": 1.25}
-    idle = {"name": "idle", "depth": depth | {"ready": 0}, "oldest_ready_seconds": None}
+    settings = {"paused": False, "max_running": None, "max_running_per_key": 1, "rate_per_second": None}
+    settings |= {"burst": None, "max_depth": None}
+    mail = {"name": "mail", "depth": depth, "oldest_ready_seconds": 1.25} | settings | {"paused": True}
+    idle = {"name": "idle", "depth": depth | {"ready": 0}, "oldest_ready_seconds": None} | settings
     for _ in range(2):
         server.fault(
             "/v1/queues", _ok({"queues": [idle], "next_cursor": "c"}), _ok({"queues": [mail], "next_cursor": None})
@@ -571,8 +573,27 @@ async def test_queues_are_listed(server: FakeServer) -> None:
     assert head.split() == [
         *("queue", "pending", "ready", "running", "succeeded", "dead", "cancelled", "expired", "oldest", "ready"),
     ]
-    assert (first.split(), second.split()) == (["idle", "1", "3"], ["mail", "1", "20", "3", "1.2", "s"])
+    assert (first.split(), second.split()) == (["idle", "1", "3"], ["mail", "1", "20", "3", "1.2", "s", "paused"])
     assert json.loads((await run(server, "queues", "--json")).stdout) == [idle, mail]
+
+
+async def test_a_queue_is_shown_and_changed(server: FakeServer) -> None:
+    depth = dict.fromkeys(("pending", "ready", "running", "succeeded", "dead", "cancelled", "expired"), 0)
+    shown = {"name": "mail", "depth": depth, "oldest_ready_seconds": None, "paused": True, "rate_per_second": 2.5}
+    server.fault("/v1/queues/mail", *[_ok(shown) for _ in range(3)])
+    got = await run(server, "queue", "mail")
+    assert got.stdout.splitlines()[-1] == "paused  max running per key 1  rate per second 2.5"
+    got = await run(server, "queue", "mail", "--pause", "--rate", "2.5", "--max-depth", "none", "--json")
+    assert json.loads(got.stdout)["paused"] is True
+    assert server.requests[-1][1] == {"paused": True, "rate_per_second": 2.5, "max_depth": None}
+    got = await run(server, "queue", "mail", "--resume")
+    assert server.requests[-1][1] == {"paused": False}
+
+
+def test_a_limit_is_a_number_or_none() -> None:
+    got = CliRunner().invoke(main_group, ["queue", "mail", "--max-running", "many"])
+    assert got.exit_code == 2
+    assert "'many' is neither a whole number nor `none`" in got.stderr
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,15 @@ from horae_node.core.commands import (
     Header,
     HeartbeatLease,
     OpenEpoch,
+    RaiseMachineVersion,
     ReleaseJob,
     RequeueJob,
     RunJobNow,
+    SetQueue,
     SubmitBatch,
 )
 from horae_node.core.digest import state_digest
+from horae_node.core.model import NO_SETTINGS
 from horae_node.core.results import EntryOutcome, Granted
 from horae_storage.kv import Txn
 from horae_storage.memory import MemoryStore
@@ -50,6 +53,7 @@ submits = st.builds(
             "retry_jitter_milli": st.sampled_from([0, 500]),
             "ttl_ms": st.sampled_from([None, None, None, 0, 900, 5000]),
             "unique_key": st.sampled_from([None, "u"]),
+            "concurrency_key": st.sampled_from([None, None, "k", "m"]),
             "retention_ms": spans,
         }
     ),
@@ -62,8 +66,20 @@ claims = st.builds(
     st.sampled_from([None, 1000]),
     st.sampled_from(["", "c1", "c2"]),
 )
+settings_changes = st.fixed_dictionaries(
+    {},
+    optional={
+        "paused": st.booleans(),
+        "max_running": st.sampled_from([None, 1, 2]),
+        "max_running_per_key": st.sampled_from([1, 2]),
+        "rate_milli": st.sampled_from([None, 500, 2000]),
+        "burst": st.sampled_from([None, 1, 3]),
+        "max_depth": st.sampled_from([None, None, 0, 2]),
+    },
+)
 plain = st.one_of(
     submits,
+    st.builds(lambda queue, changes: SetQueue(queue, tuple(changes.items())), queues, settings_changes),
     st.builds(SubmitBatch, st.lists(submits, min_size=1, max_size=4).map(tuple)),
     st.builds(AdvanceTime, st.sampled_from([1, 8, 100])),
     *[st.builds(kind, ids) for kind in (CancelJob, RequeueJob, RunJobNow, DeleteJob)],
@@ -108,6 +124,7 @@ class Recorder(World):
         return entry
 
     def check_grants(self, granted: Granted) -> None:
+        """Of a claim alone in its entry also: no more than the settings let through."""
         for seq, token in granted.grants:
             assert token == self.index > self.tokens.get(seq, 0)
             self.tokens[seq] = token
@@ -120,6 +137,7 @@ class Recorder(World):
 @given(st.data())
 def test_any_history_keeps_the_promises(data: st.DataObject):
     world = Recorder()
+    world.apply(RaiseMachineVersion(data.draw(st.sampled_from([1, 2, 2, 2]))))
     for _ in range(data.draw(st.integers(1, 40))):
         commands = data.draw(st.lists(plain | claims | reports(world) | reports(world), min_size=1, max_size=3))
         world.apply(*commands)
@@ -146,6 +164,8 @@ def check_replay(log: list[tuple[Entry, EntryOutcome]], txn: Txn) -> None:
 def check_drains(world: World) -> None:
     """Left alone, what runs is lost, what waits is due, what is finished goes: no row stays for ever."""
     world.do(AdvanceTime(1000))
+    nothing = tuple(NO_SETTINGS._asdict().items())[:-1]
+    world.apply(*[SetQueue(queue, nothing) for queue in ("q", "qq", "mail")])
     for job in views.list_jobs(world.txn, None, None, None, 100):
         spec = views.spec(world.txn, job)
         assert spec is not None

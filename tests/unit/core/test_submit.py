@@ -24,7 +24,7 @@ def test_numbers_rise_in_submit_order():
 
 
 def test_the_spec_is_kept_as_said():
-    world = World()
+    world = World(version=2)
     spec = make_spec("a", tags=(("k", "v"),), payload=b'{"x":1}', concurrency_key="c", nominal_ms=5, schedule_id="s")
     world.do(submit("a", tags=(("k", "v"),), payload=b'{"x":1}', concurrency_key="c", nominal_ms=5, schedule_id="s"))
     assert views.spec(world.txn, 1) == spec

@@ -59,8 +59,9 @@ def test_queues_and_their_counts():
     counts = views.all_counts(world.txn)
     assert list(counts) == ["a", "ab", "b"]
     assert sum(map(sum, counts.values())) == 24
-    assert views.ready_count(world.txn, "a") == counts["a"].ready == views.counts(world.txn, "a").ready
-    assert views.ready_count(world.txn, "none") == 0
+    assert views.takeable(world.txn, "a", 0) == (counts["a"].ready, None, None)
+    assert counts["a"].ready == views.counts(world.txn, "a").ready
+    assert views.takeable(world.txn, "none", 0) == (0, None, None)
 
 
 def test_the_leader_sees_what_will_be_due():

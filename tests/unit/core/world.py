@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from horae_node.core import machine, views
-from horae_node.core.commands import ENTRY_VERSION, ClaimJobs, Command, Header, HeartbeatLease, OpenEpoch, SubmitJob
+from horae_node.core.commands import (
+    ENTRY_VERSION,
+    ClaimJobs,
+    Command,
+    Header,
+    HeartbeatLease,
+    OpenEpoch,
+    RaiseMachineVersion,
+    SetQueue,
+    SubmitJob,
+)
 from horae_node.core.invariants import check_invariants
 from horae_node.core.model import KNOWN_VERSIONS, JobSpec, Run, State
 from horae_node.core.results import EntryOutcome, Granted, Heartbeat, Outcome
@@ -53,7 +63,7 @@ def submit(
 class World:
     """Epoch 1 is open. `now_ms` and `lease_clock` go into each entry's header; every entry keeps the invariants."""
 
-    def __init__(self, *, open_epoch: bool = True) -> None:
+    def __init__(self, *, open_epoch: bool = True, version: int = 1) -> None:
         self.store = MemoryStore()
         self.index = 1
         self.now_ms = NOW_MS
@@ -64,6 +74,8 @@ class World:
         if open_epoch:
             self.apply(OpenEpoch("n1", 0))
             self.epoch = 1
+        if version > 1:
+            self.do(RaiseMachineVersion(version))
 
     @property
     def txn(self) -> Txn:
@@ -93,6 +105,14 @@ class World:
         outcome = self.do(ClaimJobs(worker, queues, max_jobs, None, claim_id))
         assert isinstance(outcome, Granted)
         return outcome.grants
+
+    def ids(self, grants: tuple[tuple[int, int], ...]) -> list[str]:
+        """The ids of granted jobs."""
+        specs = [views.spec(self.txn, seq) for seq, _ in grants]
+        return [spec.id for spec in specs if spec is not None]
+
+    def set_queue(self, queue: str = "default", **changes: bool | int | None) -> Outcome:
+        return self.do(SetQueue(queue, tuple(changes.items())))
 
     def heartbeat(self, job_id: str, token: int) -> Heartbeat:
         outcome = self.do(HeartbeatLease(job_id, token, None))

@@ -72,7 +72,7 @@ PACKED = "application/msgpack"
         ({"ttl_seconds": -1}, "/ttl_seconds"),
         ({"retention_seconds": 1e12}, "/retention_seconds"),
         ({"unique_key": ""}, "/unique_key"),
-        ({"concurrency_key": "k"}, "/concurrency_key"),
+        ({"concurrency_key": ""}, "/concurrency_key"),
         ({"tags": {f"k{n}": "v" for n in range(17)}}, "/tags"),
         ({"tags": {"k": 1}}, "/tags"),
         ({"tags": {"k" * 101: "v"}}, "/tags"),

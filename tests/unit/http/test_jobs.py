@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import UNSET
 from tests.helpers.fake_service import job_view
 from tests.unit.http.conftest import Node
 
@@ -99,12 +100,46 @@ async def test_a_wrong_filter_is_refused_by_name(node: Node, call: str, body: ob
     assert not node.service.calls
 
 
+async def test_a_queue_is_read_and_changed(node: Node) -> None:
+    got = await node.send("GET", "/v1/queues/mail?consistency=local")
+    assert (got.status, got.json["name"]) == (200, "mail")
+    assert "Horae-Applied-Index" in got.headers
+    got = await node.send("PATCH", "/v1/queues/mail", {"paused": True, "max_running": None, "rate_per_second": 2.5})
+    assert (got.status, got.json["name"]) == (200, "mail")
+    name, patch = node.service.last()
+    assert (name, patch.paused, patch.max_running, patch.rate_per_second) == ("mail", True, None, 2.5)
+    assert patch.burst is patch.max_depth is patch.max_running_per_key is UNSET
+
+
+@pytest.mark.parametrize(
+    ("name", "patch", "pointer"),
+    [
+        ("mail", {"paused": None}, "/paused"),
+        ("mail", {"paused": 1}, "/paused"),
+        ("mail", {"max_running": 0}, "/max_running"),
+        ("mail", {"max_running": 1.5}, "/max_running"),
+        ("mail", {"max_running_per_key": -1}, "/max_running_per_key"),
+        ("mail", {"rate_per_second": 0}, "/rate_per_second"),
+        ("mail", {"rate_per_second": 1e9}, "/rate_per_second"),
+        ("mail", {"burst": 0}, "/burst"),
+        ("mail", {"max_depth": -1}, "/max_depth"),
+        ("mail", {"pause": True}, "/pause"),
+        ("a%20b", {"paused": True}, "/name"),
+        ("x" * 101, {"paused": True}, "/name"),
+    ],
+)
+async def test_a_setting_that_cannot_be_is_named(node: Node, name: str, patch: dict[str, Any], pointer: str) -> None:
+    got = await node.send("PATCH", f"/v1/queues/{name}", patch)
+    assert (got.status, got.json["code"], got.pointers) == (422, "invalid", [pointer])
+
+
 async def test_queues_are_listed(node: Node) -> None:
     got = await node.send("GET", "/v1/queues?limit=3&cursor=c&consistency=local")
     assert node.service.last() == (3, "c", None, True)
     assert "Horae-Applied-Index" in got.headers
     depth = {"pending": 0, "ready": 2, "running": 0, "succeeded": 0, "dead": 1, "cancelled": 0, "expired": 0}
-    queue = {"name": "mail", "depth": depth, "oldest_ready_seconds": 1.5}
+    queue = {"name": "mail", "depth": depth, "oldest_ready_seconds": 1.5, "paused": False, "max_running": None}
+    queue |= {"max_running_per_key": 1, "rate_per_second": None, "burst": None, "max_depth": None}
     assert got.json == {"queues": [queue], "next_cursor": None}
 
 

@@ -22,6 +22,8 @@ PUBLISHED = {
     ("post", "/v1/jobs/cancel"),
     ("post", "/v1/jobs/requeue"),
     ("get", "/v1/queues"),
+    ("get", "/v1/queues/{id}"),
+    ("patch", "/v1/queues/{id}"),
     ("post", "/v1/jobs/{id}/requeue"),
     ("post", "/v1/jobs/{id}/run_now"),
     ("post", "/v1/jobs/{id}/complete"),

@@ -22,7 +22,7 @@ from horae_storage.errors import StorageFull
 from horae_storage.lmdb_kv import LmdbStore
 from horae_storage.memory import MemoryStore
 
-NEWER = Versions(1, 2)
+NEWER = Versions(1, KNOWN_VERSIONS.newest + 1)
 
 
 def open_applier(store: MemoryStore, known: Versions = KNOWN_VERSIONS) -> Applier:
@@ -35,10 +35,10 @@ def apply(applier: Applier, *commands: Command, epoch: int = 1) -> None:
 
 
 def raised(store: MemoryStore) -> Applier:
-    """A state that was raised by a build that knows version 2, all of it on the disk."""
+    """A state that was raised by a build that knows a newer version, all of it on the disk."""
     applier = open_applier(store, NEWER)
     apply(applier, OpenEpoch("n1", 0), epoch=0)
-    apply(applier, RaiseMachineVersion(2))
+    apply(applier, RaiseMachineVersion(NEWER.newest))
     applier.commit()
     return applier
 
@@ -46,11 +46,14 @@ def raised(store: MemoryStore) -> Applier:
 def test_a_state_of_another_version_is_not_opened() -> None:
     store = MemoryStore()
     raised(store)
-    with pytest.raises(Outdated, match="the state is of machine version 2, this build knows 1: upgrade this node"):
+    with pytest.raises(
+        Outdated,
+        match=f"the state is of machine version {NEWER.newest}, this build knows {KNOWN_VERSIONS}: upgrade this node",
+    ):
         open_applier(store)
-    assert open_applier(store, NEWER).meta().machine_version == 2
-    with pytest.raises(Outdated, match="this build knows 3 to 4"):
-        open_applier(store, Versions(3, 4))
+    assert open_applier(store, NEWER).meta().machine_version == NEWER.newest
+    with pytest.raises(Outdated, match="this build knows 8 to 9"):
+        open_applier(store, Versions(8, 9))
 
 
 def test_a_raise_that_is_not_known_ends_it_and_nothing_of_the_entry_is_kept() -> None:
@@ -60,8 +63,11 @@ def test_a_raise_that_is_not_known_ends_it_and_nothing_of_the_entry_is_kept() ->
     applier.commit()
     apply(applier, SubmitJob(make_spec("before"), None, 0, b""))  # applied, and not on the disk yet
     job = SubmitJob(make_spec("a"), None, 0, b"")
-    with pytest.raises(Outdated, match="the cluster's state is of machine version 2, this build knows 1: upgrade"):
-        apply(applier, job, RaiseMachineVersion(2))
+    with pytest.raises(
+        Outdated,
+        match=f"the cluster's state is of machine version {NEWER.newest}, this build knows {KNOWN_VERSIONS}: upgrade",
+    ):
+        apply(applier, job, RaiseMachineVersion(NEWER.newest))
     assert views.job_seq(store.txn, "a") is not None, "the half that was written"
     applier.maybe_commit()
     with pytest.raises(AssertionError):
@@ -75,22 +81,24 @@ def test_a_raise_that_is_not_known_ends_it_and_nothing_of_the_entry_is_kept() ->
 async def test_a_snapshot_of_another_version_is_not_installed(tmp_path: Path) -> None:
     path = tmp_path / "a.snapshot"
     info = await raised(MemoryStore()).take_snapshot(path, lambda index: 1)
-    with pytest.raises(Outdated, match="the snapshot is of machine version 2"):
+    with pytest.raises(Outdated, match=f"the snapshot is of machine version {NEWER.newest}"):
         await open_applier(MemoryStore()).check_snapshot(info)
 
 
 async def test_a_snapshot_of_a_known_version_brings_it_along(tmp_path: Path) -> None:
     info = await raised(MemoryStore()).take_snapshot(tmp_path / "a.snapshot", lambda index: 1)
-    assert snapshot.verify(info.path).machine_version == 2
+    assert snapshot.verify(info.path).machine_version == NEWER.newest
     newcomer = open_applier(MemoryStore(), NEWER)
     await newcomer.check_snapshot(info)
     newcomer.install_snapshot(info)
-    assert newcomer.meta().machine_version == 2
+    assert newcomer.meta().machine_version == NEWER.newest
 
 
 async def test_a_backup_of_another_version_is_not_restored(tmp_path: Path) -> None:
     info = await raised(MemoryStore()).take_snapshot(tmp_path / "a.backup", lambda index: 1)
-    with pytest.raises(ConfigError, match="of machine version 2, this build knows 1: restore it with"):
+    with pytest.raises(
+        ConfigError, match=f"of machine version {NEWER.newest}, this build knows {KNOWN_VERSIONS}: restore it with"
+    ):
         restore(info.path, tmp_path / "data", cluster="d", node_id="n1", clock=ManualClock())
     assert not (tmp_path / "data").exists()
 

@@ -26,7 +26,7 @@ def encoded(job: object) -> bytes:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_job_reads_as_its_submit_said(kind: str) -> None:
-    world = World()
+    world = World(version=2)
     outcome = world.do(submit("a", payload=b'{"x":1}', **KINDS[kind]))
     assert isinstance(outcome, Submitted)
     assert outcome.new is not None

@@ -265,6 +265,7 @@ async def test_while_leases_run_the_next_leader_knows_how_far(monkeypatch: pytes
         if len(node.raft.entries) > entries:
             break
         await asyncio.sleep(0.001)
+    await settle()  # proposed: now applied
     assert last_commands(node) == [Nothing.__name__]
     assert node.applier.meta().lease_clock == began + 3_000
     node.raft.lose_leadership()

@@ -19,6 +19,7 @@ from horae_node.core.changes import (
 from horae_node.core.context import Context
 from horae_node.core.decide.claim import live_grants
 from horae_node.core.decide.finish import lapsed, read_spec, timed_out
+from horae_node.core.decide.queues import decide_regroups
 from horae_node.core.model import Run
 from horae_node.core.runs import finished, made_ready, watched
 from horae_node.core.tables import (
@@ -114,7 +115,7 @@ def decide_claim_sweeps(ctx: Context, budget: int) -> list[Change]:
     return changes
 
 
-URGENT: tuple[Phase, ...] = (decide_watches, decide_expiries, decide_due)
+URGENT: tuple[Phase, ...] = (decide_watches, decide_expiries, decide_due, decide_regroups)
 HOUSEKEEPING: tuple[Phase, ...] = (decide_purges, decide_claim_sweeps)
 
 

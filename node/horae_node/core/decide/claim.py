@@ -1,15 +1,20 @@
-"""Handing jobs out: by (priority, due, submitted), queues in the order named, each with a token that only grows."""
+"""Handing jobs out: by (priority, due, submitted), queues in the order named, each with a token that only grows.
+
+Not here: queues whose jobs have concurrency keys (`turns.py`).
+"""
 
 from __future__ import annotations
 
 from horae_node.core.changes import Change, ClaimRecorded, Decision, JobGranted
 from horae_node.core.commands import ClaimJobs
 from horae_node.core.context import Context
+from horae_node.core.decide import turns
+from horae_node.core.decide.grant import PAGE_MIN, PAGES_MAX, grant_of
+from horae_node.core.limits import allowance
+from horae_node.core.model import NO_SETTINGS
 from horae_node.core.results import Granted
-from horae_node.core.runs import granted
 from horae_node.core.tables import (
     RUN,
-    S_READY,
     S_RUNNING,
     ClaimRecord,
     claim_key,
@@ -18,12 +23,8 @@ from horae_node.core.tables import (
     round_up,
     run_of,
     seq_bytes,
-    terms_of_row,
 )
 
-PAGES_MAX = 8
-"""How many pages of a queue one claim reads: expired jobs, which wait for the sweep, may lie at its head."""
-PAGE_MIN = 32
 CLAIM_BYTES_MAX = 8 << 20
 """Payloads of one claim, as JSON: the answer is made on the leader's loop and carried by every hop, whole. The next
 claim gets the rest.
@@ -81,13 +82,24 @@ def _take(ctx: Context, command: ClaimJobs, queue: str, jobs: list[JobGranted], 
     A smaller one behind it is not taken instead: the order is the queue's.
     """
     max_jobs = command.max_jobs
+    if ctx.limits:
+        settings = ctx.settings(queue)
+        if settings is not NO_SETTINGS:
+            most = allowance(settings, ctx.counts(queue)[S_RUNNING], ctx.micro(queue))
+            if most is not None:
+                max_jobs = min(max_jobs, len(jobs) + most)
+        lanes = ctx.lanes(queue)
+        if lanes is not None and lanes.waiting:
+            return turns.take(ctx, command, queue, lanes, jobs, max_jobs, bytes_left)
+        if len(jobs) == max_jobs:
+            return bytes_left
     keys = queue_keys(queue)
     start = keys.ready
     limit = max_jobs - len(jobs)
     for _ in range(PAGES_MAX):
         rows = ctx.txn.scan(start, keys.ready_stop, limit=limit)
         for key, row in rows:
-            grant = _grant(ctx, command, key, row)
+            grant = grant_of(ctx, command, key, row)
             if grant is not None:
                 payload_bytes = grant.terms.payload_bytes
                 if payload_bytes > bytes_left and jobs:
@@ -101,32 +113,6 @@ def _take(ctx: Context, command: ClaimJobs, queue: str, jobs: list[JobGranted], 
         start = rows[-1][0] + b"\0"
         limit = max(PAGE_MIN, max_jobs - len(jobs))
     return bytes_left
-
-
-def _grant(ctx: Context, command: ClaimJobs, key: bytes, row: tuple[object, ...]) -> JobGranted | None:
-    """One job, or None when it has expired, or was granted in this very entry (its token could not grow)."""
-    terms = terms_of_row(row)
-    seq_key = key[-8:]
-    run_row = ctx.get(RUN + seq_key)
-    assert run_row is not None
-    before = run_of(run_row)
-    assert before.state == S_READY
-    if before.token >= ctx.index:
-        return None
-    expires_at_ms = terms.expires_at_ms
-    if expires_at_ms is not None and expires_at_ms <= ctx.now_ms and before.attempt == 0:
-        return None
-    lease_ms = terms.lease_ms if command.lease_ms is None else command.lease_ms
-    after = granted(
-        before,
-        worker=command.worker,
-        index=ctx.index,
-        now_ms=ctx.now_ms,
-        lease_ms=lease_ms,
-        lease_end=ctx.lease_clock + lease_ms,
-        timeout_end=ctx.lease_clock + terms.timeout_ms,
-    )
-    return JobGranted(int.from_bytes(seq_key, "big"), key, terms, before, after)
 
 
 _NONE_READY: Decision = (Granted(()), ())

@@ -8,14 +8,19 @@ from __future__ import annotations
 from horae_node.core.changes import Decision, JobSubmitted
 from horae_node.core.commands import SubmitBatch, SubmitJob
 from horae_node.core.context import Context
-from horae_node.core.model import JobSpec
+from horae_node.core.model import JobSpec, QueueSettings
 from horae_node.core.results import BatchSubmitted, Rejected, Submitted
 from horae_node.core.runs import submitted
-from horae_node.core.tables import RUN, id_key, run_of, seq_bytes, unique_index_key
+from horae_node.core.tables import RUN, S_PENDING, S_READY, id_key, run_of, seq_bytes, unique_index_key
 
 OTHER_CONTENT = Rejected("conflict", "a job with this id exists and was submitted with other content")
 EXPIRED_BEFORE = Rejected("invalid", "expires_at or ttl_seconds is already past")
 BEFORE_EPOCH = Rejected("invalid", "run_at is before 1970")
+KEYS_UNKNOWN = Rejected(
+    "conflict",
+    "the cluster runs by the rules of an older version, which know no concurrency_key: it takes up the new ones by "
+    "itself once every member was upgraded and is reachable",
+)
 
 
 def decide_submit(ctx: Context, command: SubmitJob) -> Decision:
@@ -23,7 +28,7 @@ def decide_submit(ctx: Context, command: SubmitJob) -> Decision:
     known = _known(ctx, command)
     if known is not None:
         return known, ()
-    decided = _new(ctx, command, ctx.job_seq + 1)
+    decided = _new(ctx, command, ctx.job_seq + 1, 0)
     if isinstance(decided, Rejected):
         return decided, ()
     return Submitted(decided[0], decided), (decided,)
@@ -37,7 +42,8 @@ def decide_submit_batch(ctx: Context, command: SubmitBatch) -> Decision:
     for position, submit in enumerate(command.jobs):
         known = _known(ctx, submit) or batch.known(submit)
         if known is None:
-            decided = _new(ctx, submit, ctx.job_seq + 1 + len(changes))
+            queue = submit.spec.queue
+            decided = _new(ctx, submit, ctx.job_seq + 1 + len(changes), batch.jobs_of(queue))
             if isinstance(decided, Rejected):
                 known = decided
             else:
@@ -57,6 +63,11 @@ class _Batch:
     def __init__(self) -> None:
         self._ids: dict[str, tuple[int, bytes]] = {}
         self._unique: dict[tuple[str, str], int] = {}
+        self._jobs: dict[str, int] = {}
+
+    def jobs_of(self, queue: str) -> int:
+        """How many it will have made there."""
+        return self._jobs.get(queue, 0)
 
     def known(self, command: SubmitJob) -> Submitted | Rejected | None:
         spec = command.spec
@@ -72,6 +83,7 @@ class _Batch:
     def add(self, command: SubmitJob, seq: int) -> None:
         spec = command.spec
         self._ids[spec.id] = (seq, command.content_hash)
+        self._jobs[spec.queue] = self.jobs_of(spec.queue) + 1
         if spec.unique_key is not None:
             self._unique[spec.queue, spec.unique_key] = seq
 
@@ -96,8 +108,15 @@ def _same_id(seq: int, first_hash: bytes, content_hash: bytes) -> Submitted | Re
     return OTHER_CONTENT
 
 
-def _new(ctx: Context, command: SubmitJob, seq: int) -> JobSubmitted | Rejected:
+def _new(ctx: Context, command: SubmitJob, seq: int, before_it: int) -> JobSubmitted | Rejected:
+    """`before_it`: jobs of its queue that come to be by the same command."""
     spec, run_at_ms, delay_ms, content_hash = command
+    if ctx.limits:
+        settings = ctx.settings(spec.queue)
+        if settings.max_depth is not None and _depth(ctx, spec.queue) + before_it >= settings.max_depth:
+            return _too_deep(spec.queue, settings)
+    elif spec.concurrency_key is not None:
+        return KEYS_UNKNOWN
     now_ms = ctx.now_ms
     if spec.expires_at_ms is not None or spec.ttl_ms is not None:
         spec = with_expiry(spec, now_ms)
@@ -108,6 +127,17 @@ def _new(ctx: Context, command: SubmitJob, seq: int) -> JobSubmitted | Rejected:
     if due_ms < 0:
         return BEFORE_EPOCH
     return JobSubmitted(seq, spec, submitted(due_ms=due_ms, now_ms=now_ms, index=ctx.index, content_hash=content_hash))
+
+
+def _depth(ctx: Context, queue: str) -> int:
+    counts = ctx.counts(queue)
+    return counts[S_PENDING] + counts[S_READY]
+
+
+def _too_deep(queue: str, settings: QueueSettings) -> Rejected:
+    return Rejected(
+        "rate_limited", f"queue {queue!r} is as deep as its max_depth allows ({settings.max_depth} jobs wait)"
+    )
 
 
 def with_expiry(spec: JobSpec, now_ms: int) -> JobSpec:
