@@ -29,7 +29,7 @@ async def read_cluster(service: Service, call: Call) -> Answer:
 async def take_backup(service: Service, call: Call) -> Answer:
     """A copy of the answering node's state, of one moment, as a file that `horae restore` takes."""
     call.holder.require_all_queues()
-    return BackupAnswer(await service.backup(call.query.after))
+    return BackupAnswer(await service.backup(call.query.after or 0))
 
 
 async def snapshot(service: Service, call: Call) -> Answer:
@@ -69,30 +69,34 @@ _READINESS: Final[dict[int, type | None]] = {200: wire.Health, 503: wire.Health}
 _BYTES: Final[dict[int, type | None]] = {200: None}
 
 
+READ_CLUSTER: Final = Route(
+    "GET",
+    "/v1/cluster",
+    "readCluster",
+    "Members, leader, indexes, versions.",
+    read_cluster,
+    {200: wire.ClusterView},
+    "read",
+    query=wire.ReadQuery,
+)
+
+
 def routes(metrics_text: Callable[[], bytes], document: Callable[[], bytes]) -> tuple[Route, ...]:
     """The table. Unlike the others it needs what the application was built with."""
     metrics, contract = _metrics(metrics_text), _contract(document)
     return (
-        Route(
-            "GET",
-            "/v1/cluster",
-            "readCluster",
-            "Members, leader, indexes, versions.",
-            read_cluster,
-            {200: wire.ClusterView},
-            "read",
-            query=wire.ReadQuery,
-        ),
+        READ_CLUSTER,
         Route(
             "GET",
             "/v1/backup",
             "backup",
-            "A copy of the answering node's state, for `horae restore`.",
+            "A copy of the answering node's state, for `horae restore`: all that was acknowledged before is in it.",
             take_backup,
             _BYTES,
             "admin",
             query=wire.BackupQuery,
             leader=False,
+            from_leaders_index=True,
         ),
         Route(
             "POST",

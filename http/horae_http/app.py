@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 from aiohttp.helpers import rfc822_formatted_time
+from msgspec.structs import replace
 
 from horae.wire import Empty, Problem
 from horae_http import admin, codec, errors, jobs, members, openapi, queues, workers
@@ -190,6 +191,8 @@ class App:
     async def _serve_call(self, request: web.BaseRequest, route: Route, call: Call) -> Answer:
         """Serve it here, or pass it on."""
         service, query = self._service, call.query
+        if route.from_leaders_index and query.after is None and query.consistency != "local":
+            query = call.query = replace(query, after=await self._forwarder.leaders_index(call))
         if service.leading() or not route.leader or getattr(query, "consistency", None) == "local":
             began = self._loop.time()
             try:

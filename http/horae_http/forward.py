@@ -17,6 +17,7 @@ import msgspec
 from aiohttp import web
 
 from horae.wire import WAIT_SECONDS_MAX
+from horae_http.admin import READ_CLUSTER
 from horae_http.answer import Answer
 from horae_http.errors import Failure
 from horae_http.line import Broken, Lines, NotSent
@@ -44,6 +45,11 @@ class _Verdict(msgspec.Struct):
     code: str = ""
 
 
+class _Place(msgspec.Struct):
+    applied_index: int
+
+
+_place = msgspec.json.Decoder(_Place).decode
 _verdict = msgspec.json.Decoder(_Verdict).decode
 
 
@@ -94,6 +100,16 @@ class Forwarder:
             raise Failure("no_leader", "this node does not lead: nothing was done")
         method = "GET" if request.method == "HEAD" else request.method
         return await self._pass(_Passed(method, target(request), request.headers, call.raw), route, call)
+
+    async def leaders_index(self, call: Call) -> int:
+        """How far the leader's state had come at some moment after this call began. Raises: as `pass_on`."""
+        headers = {name: value for name, value in call.headers.items() if name.lower() == "authorization"}
+        asked = Call("", READ_CLUSTER.query(), b"", call.holder, (False, False), headers, stopping=call.stopping)
+        answer = await self._pass(_Passed(READ_CLUSTER.method, READ_CLUSTER.path, headers, b""), READ_CLUSTER, asked)
+        try:
+            return _place(answer.content).applied_index
+        except msgspec.MsgspecError:
+            raise _no_leader("the leader does not say how far it has come") from None
 
     async def _end_leases(self, call: Call) -> Answer:
         """A request of this node's own. Raises: as `pass_on`."""

@@ -81,6 +81,8 @@ class Route(NamedTuple):
     body_bytes_max: int = wire.BODY_BYTES_MAX
     read_in_turns: Callable[[bytes, bool], Awaitable[Any]] | None = None
     """As `read`, for large bodies: it lets others have their turn."""
+    from_leaders_index: bool = False
+    """Any node can serve it, and none without knowing how far the leader had come when it was asked."""
     waits: bool = False
     """It may wait for long, whatever its query says: a claim."""
     grants: bool = False

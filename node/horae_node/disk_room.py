@@ -62,6 +62,8 @@ class DiskRoom:
         and it is not about to stop: only then it hears of others, may hand over, and has anything to refuse."""
         status = self._raft.status()
         self._look(status)
+        if not self._raft.is_leader:
+            self._tried_at_ms, self._tried = None, ""  # whoever leads anew has not tried in vain
         if not commands:
             self._proposer.no_room = None
             return

@@ -132,6 +132,8 @@ class Membership:
             raise Refused("conflict", f"{node_id} is being added: it cannot lead before it counts")
         if not self.is_connected(node_id):
             raise Refused("conflict", f"{node_id} is not connected: it could not lead")
+        if self._raft.status().peers[node_id].disk_low:
+            raise Refused("conflict", f"{node_id} is low on disk: it would hand the lead on; make room there first")
         if not await self._hand_over(node_id):
             raise Refused("conflict", f"{node_id} did not take over in time: {self._node_id} leads on")
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +30,7 @@ from horae_storage.files import (
     temporary_of,
     write_atomically,
 )
+from horae_storage.sealed_json import sealed, unsealed
 from horae_storage.vacancy import (
     FOLDERS,
     IDENTITY_NAME,
@@ -354,14 +354,14 @@ def _read_identity(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     try:
-        identity = json.loads(text)
+        identity = unsealed(text)
         known = {"format_version": int, "cluster": str, "node_id": str, "initialised": bool, "incarnation": str}
         if not all(isinstance(identity[name], kind) for name, kind in known.items()):
             raise ValueError("wrong types")
         _origin_of(identity)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DirectoryUnusable(f"{path / IDENTITY_NAME} is damaged; {REJOIN}") from error
-    return dict(identity)
+    return identity
 
 
 def _origin_of(identity: dict[str, Any]) -> Origin | None:
@@ -402,7 +402,7 @@ def _require_unowned(path: Path) -> None:
 
 def _write_identity(path: Path, identity: dict[str, Any], owner: Owner | None = None) -> None:
     try:
-        write_atomically(path / IDENTITY_NAME, json.dumps(identity, indent=1).encode() + b"\n", owner)
+        write_atomically(path / IDENTITY_NAME, sealed(identity), owner)
     except OSError as error:
         raise _unusable(path, error) from error
 

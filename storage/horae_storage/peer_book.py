@@ -10,12 +10,12 @@ Not here: the network. Next to read: `directory.py`, `horae_node/raft/transport.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 from horae_storage.errors import REJOIN, DirectoryUnusable
 from horae_storage.files import write_atomically
+from horae_storage.sealed_json import sealed, unsealed
 
 FILE_NAME = "peers.json"
 
@@ -66,21 +66,21 @@ class PeerBook:
 
     def _read(self) -> dict[str, str]:
         try:
-            known = json.loads(self._path.read_bytes())
+            known = unsealed(self._path.read_bytes())
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError) as error:
             raise DirectoryUnusable(
-                f"{self._path} cannot be read ({error}): if it was edited, mend that (`horae node forget` takes a line "
-                f"out); else {REJOIN}"
+                f"{self._path} cannot be read ({error}): if it was edited, undo that (`horae node forget` takes a peer "
+                f"out); else it is damaged; {REJOIN}"
             ) from error
-        if not isinstance(known, dict) or not all(isinstance(value, str) for value in known.values()):
+        if not all(isinstance(value, str) for value in known.values()):
             raise DirectoryUnusable(f"{self._path} is damaged; {REJOIN}")
         return known
 
     def _write(self, known: dict[str, str]) -> None:
         try:
-            write_atomically(self._path, json.dumps(known, indent=1, sort_keys=True).encode() + b"\n")
+            write_atomically(self._path, sealed(dict(sorted(known.items()))))
         except OSError as error:
             raise DirectoryUnusable(f"{self._path} cannot be written: {error.strerror}") from error
         self._known = known

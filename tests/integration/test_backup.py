@@ -42,6 +42,27 @@ async def restore_all(file: Path, nodes: list[NodeProcess]) -> None:
         assert done.returncode == 0, done
 
 
+async def test_whoever_is_asked_gives_all_that_was_acknowledged_before(tmp_path: Path) -> None:
+    """By a plain call, as `curl` makes it: a follower lags by an entry or two, and one that is alone knows nothing."""
+    async with running_cluster(tmp_path) as cluster:
+        api, follower = cluster.api, await cluster.follower()
+        for n in range(20):
+            await submit(api, f"j{n}")
+            reached = (await api.call("GET", "/v1/cluster")).expect(200)["applied_index"]
+            await submit(api, f"k{n}")
+            given = await api.send("GET", follower.url + "/v1/backup")
+            assert (given.status, int(given.headers["Horae-Applied-Index"]) > reached) == (200, True)
+        for node in cluster.nodes:
+            if node is not follower:
+                cluster.kill(node)
+        (await api.send("GET", follower.url + "/v1/backup")).expect(503, "no_leader")
+        assert (await api.send("GET", follower.url + "/v1/backup?consistency=local")).status == 200
+        for node in cluster.nodes:
+            if node is not follower:
+                cluster.start(node)
+        await cluster.wait_ready()
+
+
 async def test_a_new_cluster_of_three_from_a_backup_goes_on_where_the_old_one_was(tmp_path: Path) -> None:
     file = tmp_path / "one.backup"
     async with running_cluster(tmp_path / "first") as first:

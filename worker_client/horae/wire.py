@@ -370,10 +370,13 @@ class AddQuery(Request):
     wait_seconds: Annotated[float, Meta(ge=0, le=WAIT_SECONDS_MAX)] = 30
 
 
-class BackupQuery(Request):
-    """`GET /v1/backup`: the copy holds at least the log entry `after` (an `applied_index` of `GET /v1/cluster`)."""
+class BackupQuery(ReadQuery):
+    """`GET /v1/backup`: the copy holds at least the log entry `after` (an `applied_index` of `GET /v1/cluster`).
 
-    after: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    Without `after` all that was acknowledged before the call; with `consistency` `local` what the node has.
+    """
+
+    after: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
 
 
 class JobQuery(ReadQuery):

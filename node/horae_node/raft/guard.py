@@ -55,6 +55,7 @@ MESSAGE_FIELDS: Final[dict[str, tuple[tuple[str, type], ...]]] = {
     "pre_vote_resp": (("term", int), ("id", int), ("ok", bool)),
     "term_hint": (("term", int),),
     "lead_now": (("term", int),),
+    "lead_not": (("term", int),),
 }
 """Every message that is understood, and what it must hold. All others are dropped, the library's own
 `apply_command`, `apply_command_response` and `timeout_now` among them (rule 13)."""
@@ -227,6 +228,7 @@ class Guard:
             "pre_vote_resp": self._in_pre_vote_answer,
             "term_hint": self._in_term_hint,
             "lead_now": self._in_lead_now,
+            "lead_not": self._in_lead_not,
         }
         core.on_send(self.out)
 
@@ -961,10 +963,21 @@ class Guard:
             handover.called = True
             self._send(self._by_peer[handover.peer], {"type": "lead_now", "term": self._core.term})
 
+    def call_off(self, handover: Handover) -> None:
+        """It took too long: we lead on. Who was called and has not stood yet must not."""
+        if handover.called:
+            self._send(self._by_peer[handover.peer], {"type": "lead_not", "term": self._core.term})
+
     def _in_lead_now(self, link: Link, message: Message) -> None:
-        core = self._core
-        if message["term"] == core.term and core.leader_id == link.peer.id and core.state == FOLLOWER:
-            self._call.until = self._clock.monotonic() + self._election_min
+        """A call that lay in the network while this process stood still may be long over: it is no call."""
+        core, now = self._core, self._clock.monotonic()
+        awake = self._ticked_at is None or now - self._ticked_at <= self._election_min / 2
+        if awake and message["term"] == core.term and core.leader_id == link.peer.id and core.state == FOLLOWER:
+            self._call.until = now + self._election_min
+
+    def _in_lead_not(self, link: Link, message: Message) -> None:
+        if message["term"] == self._core.term and self._core.leader_id == link.peer.id:
+            self._call.until = 0.0
 
     def _maybe_follow_call(self, now: float) -> None:
         """Stand as soon as we may: whoever called us leads no more than it must."""

@@ -1,8 +1,9 @@
 """Handing the lead over: the leader waits until the next one has everything, calls it up, and steps aside.
 
 The call (`lead_now`) lets that node stand at once, without asking first who hears a leader; its vote requests say so,
-and are granted by those who do hear one. The library's own `timeout_now` is never let through: it names no term's
-leader, and its votes would be refused. Not here: who stops proposing (`pysyncobj_adapter.py`).
+and are granted by those who do hear one. A call that is not followed in time is called off (`lead_not`). The library's
+own `timeout_now` is never let through: it names no term's leader, and its votes would be refused. Not here: who stops
+proposing (`pysyncobj_adapter.py`).
 """
 
 from __future__ import annotations

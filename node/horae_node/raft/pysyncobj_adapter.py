@@ -571,6 +571,8 @@ class PySyncObjRaft:
         if leads and self._clock.monotonic() < handover.deadline:
             self._guard.maybe_call(handover)
             return
+        if leads:
+            self._guard.call_off(handover)
         self._handover = None
         done, self._handed_over = self._handed_over, None
         _events.event("handover_ended", to=handover.peer.id, done=not leads)

@@ -113,6 +113,20 @@ async def test_who_has_most_of_the_log_is_asked_first() -> None:
     assert disk.called == ["n3"]
 
 
+async def test_who_handed_on_and_leads_again_hands_on_at_once() -> None:
+    """An operator gave the lead back to the node with the full disk: writes were refused for ten seconds."""
+    disk = Disk(n2=peer(), n3=peer(match=1))
+    disk.free_bytes = LITTLE
+    disk.look()
+    disk.node.raft.is_leader = False
+    disk.fail()
+    disk.look(500, commands=False)
+    disk.node.raft.is_leader = True
+    disk.look(500)
+    assert disk.called == ["n2", "n2"]
+    assert disk.refusal is None
+
+
 async def test_a_hand_over_in_vain_is_tried_again_with_another_and_not_at_once() -> None:
     disk = Disk(n2=peer(match=9_000), n3=peer(match=8_000))
     disk.free_bytes = LITTLE

@@ -238,6 +238,14 @@ async def test_a_hand_over_that_cannot_be_is_refused(to: str, code: str, says: s
     assert says in refused.detail
 
 
+async def test_a_node_that_is_low_on_disk_is_not_handed_the_lead() -> None:
+    node = await of_three(n2=PeerStatus(True, 9, 0, disk_low=True))
+    refused = await refusal(node.membership.hand_over("n2"))
+    assert refused.code == "conflict"
+    assert "n2 is low on disk" in refused.detail
+    assert node.raft.handed_to == []
+
+
 async def test_the_leader_hands_over_to_nobody_when_it_leads_as_asked() -> None:
     node = await of_three()
     await node.membership.hand_over("n1")

@@ -242,6 +242,28 @@ def test_the_leader_calls_who_has_everything_only(led: Script) -> None:
     assert led["b"].core.term == 2
 
 
+def test_a_call_that_is_called_off_is_not_followed(led: Script) -> None:
+    """A follower that was frozen while it was called deposed a healthy leader when it went on."""
+    handover = led["a"].guard.begin_handover("b", 1.0)
+    assert handover is not None
+    led["a"].guard.call_off(handover)
+    led["a"].guard.maybe_call(handover)
+    led["a"].guard.call_off(handover)
+    assert kinds(led.under_way("a", "b")) == ["lead_now", "lead_not"]
+    led.settle("a", "b")
+    led.tick("b")
+    assert led["b"].core.term == 1
+
+
+def test_a_call_that_lay_there_while_the_process_stood_still_is_none(led: Script) -> None:
+    led.tick("b")
+    led.clock.advance(1500)
+    led.inject("a", "b", {"type": "lead_now", "term": 1})
+    led.tick("b")
+    led.settle()
+    assert led["b"].core.term == 1
+
+
 @pytest.mark.parametrize("node_id", ["a", "d", "z"])
 def test_nobody_but_another_voter_is_handed_the_lead(led: Script, node_id: str) -> None:
     assert led["a"].guard.begin_handover(node_id, 1.0) is None

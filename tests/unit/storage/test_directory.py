@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from horae_storage.directory import Directory, Origin, is_new, open_directory, r
 from horae_storage.errors import DirectoryInUse, DirectoryUnusable, ForeignDirectory
 from horae_storage.lmdb_kv import LmdbStore
 from horae_storage.raft_log import LmdbRaftLog
+from horae_storage.sealed_json import sealed, unsealed
 from horae_storage.vacancy import LOCK_NAME, RESTORING_NAME, RUNNING_NAME
 
 HOLDER = """
@@ -135,10 +137,33 @@ def test_damaged_identity_is_refused(path: Path, content: bytes) -> None:
         open_directory(path, "c", "a")
 
 
+def test_one_flipped_bit_of_the_identity_is_refused(path: Path) -> None:
+    """It was believed, and the node refused by its peers, or told to mend its configuration."""
+    open_directory(path, "c", "a").close()
+    file = path / "identity.json"
+    whole = file.read_bytes()
+    for bit in range(len(whole) * 8):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        with contextlib.suppress(ValueError):
+            if unsealed(bytes(damaged)) == unsealed(whole):
+                continue  # a line break became another blank
+        with pytest.raises(DirectoryUnusable, match=r"identity\.json is damaged"):
+            open_directory(path, "c", "a")
+
+
+def test_an_identity_of_before_there_were_sums_is_taken(path: Path) -> None:
+    open_directory(path, "c", "a").close()
+    file = path / "identity.json"
+    file.write_text(json.dumps(unsealed(file.read_bytes())))
+    open_directory(path, "c", "a").close()
+
+
 def test_of_a_newer_program_is_refused(path: Path) -> None:
     open_directory(path, "c", "a").close()
-    identity = json.loads((path / "identity.json").read_text())
-    (path / "identity.json").write_text(json.dumps(identity | {"format_version": 2}))
+    identity = unsealed((path / "identity.json").read_bytes())
+    (path / "identity.json").write_bytes(sealed({**identity, "format_version": 2}))
     with pytest.raises(DirectoryUnusable, match="format 2"):
         open_directory(path, "c", "a")
 

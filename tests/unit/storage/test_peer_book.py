@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from pathlib import Path
 
@@ -72,3 +73,22 @@ def test_a_damaged_book_is_refused_with_its_name(tmp_path: Path, content: bytes)
     (tmp_path / FILE_NAME).write_bytes(content)
     with pytest.raises(DirectoryUnusable, match=f"{FILE_NAME} .*keep the files for inspection"):
         PeerBook(tmp_path)
+
+
+def test_one_flipped_bit_is_refused(tmp_path: Path) -> None:
+    """A healthy peer was accused, or one that forgot believed."""
+    PeerBook(tmp_path).learn({"n2": "one", "n3": "three"})
+    file = tmp_path / FILE_NAME
+    whole = file.read_bytes()
+    for bit in range(len(whole) * 8):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        with contextlib.suppress(DirectoryUnusable):
+            book = PeerBook(tmp_path)
+            assert [book.incarnation_of(name) for name in ("n2", "n3", "")] == ["one", "three", None]
+
+
+def test_a_book_of_before_there_were_sums_is_taken(tmp_path: Path) -> None:
+    (tmp_path / FILE_NAME).write_text('{"n2": "one"}')
+    assert PeerBook(tmp_path).incarnation_of("n2") == "one"
