@@ -95,6 +95,7 @@ class LmdbRaftLog(GroupedLog):
         self._records = Records(self._env)
         self._tail: Tail
         self._writer: FileWriter
+        self._former: FileWriter | None = None
         self._waiting: deque[Group] = deque()
         self._under_way: int | None = None
         """The last group of the write that is not durable yet."""
@@ -172,6 +173,8 @@ class LmdbRaftLog(GroupedLog):
             self._folds.put(None)
             self._thread.join()
             self._writer.close()
+            if self._former is not None:
+                self._former.close()
             self._note_end()
             self._tail.close()
         self._closed = True
@@ -230,7 +233,7 @@ class LmdbRaftLog(GroupedLog):
         try:
             self._writer.begin(*write)
         except OSError:  # the kernel takes no more: the thread will do
-            self._writer.close()
+            self._former = self._writer  # closed with the log: that would hold the loop up
             self._writer = ThreadWriter(self._tail.fd, self._on_written, self._post)
             self._writer.begin(*write)
 

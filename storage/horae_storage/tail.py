@@ -13,6 +13,7 @@ Not here: how a frame gets to the disk (`file_write.py`), what it says, when to 
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from pathlib import Path
@@ -89,6 +90,7 @@ class Tail:
         left in memory is not on the disk, though the kernel calls it clean, so memory is let go.
         Raises: OSError, `Corrupt`.
         """
+        _fill(self.fd)
         os.fdatasync(self.fd)
         os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         return _read_head(self.fd, self.path)
@@ -107,9 +109,10 @@ class Tail:
             with temporary.open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, _HEAD_BYTES + 2 * region_bytes)
                 file.write(head + crc32(head).to_bytes(4, "little"))
-                file.write(bytes(_HEAD_BYTES + 2 * region_bytes - file.tell()))  # a first write of a block is slower
                 file.seek(_start_of(1, region_bytes))
                 file.write(_frame_bytes(key, 1, 0, b""))
+                file.flush()
+                _fill(file.fileno())
             publish(temporary, path)
         except OSError as error:
             raise as_file_error(error, path) from error
@@ -212,6 +215,25 @@ class Tail:
 
     def _damaged(self, what: str) -> Corrupt:
         return Corrupt(f"{self.path} is damaged: {what} is not what was written; {REJOIN}")
+
+
+def _fill(fd: int) -> None:
+    """Write zeros where the file was allocated and never written, which reads as zeros too. Raises: OSError.
+
+    The first write of such a block has to be noted by the file system, and a direct one waits for that.
+    """
+    end = os.fstat(fd).st_size
+    at = os.lseek(fd, 0, os.SEEK_HOLE)
+    while at < end:
+        try:
+            stop = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # no data behind it
+                raise
+            stop = end
+        while at < stop:
+            at += os.pwrite(fd, bytes(min(stop - at, 1 << 20)), at)
+        at = os.lseek(fd, stop, os.SEEK_HOLE) if stop < end else end
 
 
 def _read_head(fd: int, path: Path) -> tuple[int, int]:

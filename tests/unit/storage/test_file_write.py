@@ -157,6 +157,20 @@ async def test_another_file_system_takes_the_thread(tmp_path: Path) -> None:
         assert (other / "file").read_bytes()[512:516] == b"data"
 
 
+async def test_a_file_system_that_journals_data_takes_the_thread(tmp_path: Path) -> None:
+    """It takes a direct write, and does all of it within the call."""
+    if shutil.which("mkfs.ext4") is None:
+        pytest.skip("SKIPPED FOR WANT OF A COMMAND: mkfs.ext4")
+    image = tmp_path / "image"
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True, capture_output=True)  # noqa: ASYNC221
+    with mounted(str(image), tmp_path / "disk", "-o", "loop,data=journal") as disk:
+        (disk / "file").write_bytes(bytes(8192))
+        with writer(disk / "file", lambda error: None) as made:
+            assert isinstance(made, ThreadWriter)
+
+
 async def test_a_disk_with_larger_blocks_takes_the_thread(tmp_path: Path) -> None:
     if shutil.which("mkfs.ext4") is None:
         pytest.skip("SKIPPED FOR WANT OF A COMMAND: mkfs.ext4")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -202,6 +203,32 @@ def test_bytes_of_another_file_are_no_frame_here(tmp_path: Path) -> None:
     image[start : start + SECTOR_BYTES] = forged
     path.write_bytes(image)
     assert read(path) == [b"first"]
+
+
+def test_no_block_is_written_for_the_first_time_later(tmp_path: Path) -> None:
+    """A direct write of such a block waits within the call. Files of before that was known are filled when opened."""
+    path = tmp_path / "tail"
+    tail = make(path)
+    write(tail, b"kept")
+    tail.close()
+    size = path.stat().st_size
+    assert _holes(path) == []
+    with path.open("r+b") as file:
+        for at in (HEAD_BYTES, HEAD_BYTES + REGION_BYTES + 8192):  # as if only allocated
+            subprocess.run(["fallocate", "-p", "-o", str(at), "-l", "4096", str(path)], check=True)
+        assert _holes(path) != []
+        assert file.seek(0, os.SEEK_END) == size
+    assert read(path) == [b"kept"]
+    assert _holes(path) == []
+
+
+def _holes(path: Path) -> list[int]:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        at = os.lseek(fd, 0, os.SEEK_HOLE)
+        return [] if at == path.stat().st_size else [at]
+    finally:
+        os.close(fd)
 
 
 def test_no_room_for_the_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
