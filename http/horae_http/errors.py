@@ -49,7 +49,9 @@ KINDS: Final[dict[str, Kind]] = {
 RETRY_AFTER_S: Final[dict[str, int]] = {"no_leader": 1, "shutting_down": 1, "rate_limited": 1}
 """`Retry-After` where the error names none: an election takes about a second, and shed load should spread."""
 
-UNKNOWN_DETAIL: Final = "the call may or may not take effect: repeat it with the same id, claim id or lease token"
+UNKNOWN_DETAIL: Final = (
+    "the call may or may not take effect: repeat it, with the same id, claim id or lease token where it has one"
+)
 
 
 class Failure(Exception):

@@ -140,7 +140,7 @@ async def list_jobs(service: Service, call: Call) -> Answer:
     query: wire.JobsQuery = call.query
     _require_filtered(call, query.queue, "/queue")
     local = query.consistency == "local"
-    page = await service.jobs(queue=query.queue, state=query.state, limit=query.limit, cursor=query.cursor, local=local)
+    page = await service.jobs(query)
     return await codec.answer_in_turns(page, "jobs", call.packed_out, age_lines(service) if local else b"")
 
 

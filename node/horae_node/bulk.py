@@ -7,24 +7,31 @@ Not here: what may be done to a job (`core/decide/operate.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
+from zlib import crc32
+
+import msgspec
 
 from horae import wire
 from horae_node.core import views
-from horae_node.core.model import JobSpec, State
+from horae_node.core.model import State
 from horae_node.core.results import Done, Outcome
 from horae_node.core.tables import seq_bytes
 from horae_node.errors import NotApplied, OutcomeUnknown
-from horae_node.reads import STATE_BY_NAME, BadCursor, make_cursor, read_cursor
+from horae_node.reads import (
+    EXAMINED_BYTES_MAX,
+    EXAMINED_MAX,
+    STATE_BY_NAME,
+    BadCursor,
+    make_cursor,
+    matches,
+    read_cursor,
+)
 from horae_storage.kv import View
 
-EXAMINED_MAX: Final = 1000
-"""Jobs looked at for one page, whether they match or not."""
-EXAMINED_BYTES_MAX: Final = 4 << 20
-"""Their payloads: what they are filtered by lies in the same row."""
 _KIND: Final = b"b"
-_PLACE_BYTES: Final = 9
+_PLACE_BYTES: Final = 13
 
 
 class Page(NamedTuple):
@@ -40,16 +47,23 @@ def page(view: View, request: wire.CancelManyRequest | wire.RequeueManyRequest) 
     # In the order in which jobs go: one that moves on while a caller goes from page to page is met again.
     names = wire.CANCELLABLE if wanted.state is None else (wanted.state,)
     states = [STATE_BY_NAME[name] for name in names]
+    states, before = _place(states, wanted, request.cursor)
     ids: list[str] = []
-    examined_bytes = 0
-    for examined, (state, seq) in enumerate(_listed(view, wanted.queue, states, request.cursor), 1):
-        spec = views.spec(view, seq)
-        assert spec is not None, "a listed job has a record"
-        if _matches(spec, wanted):
-            ids.append(spec.id)
-        examined_bytes += len(spec.payload)
-        if len(ids) == request.limit or examined == EXAMINED_MAX or examined_bytes >= EXAMINED_BYTES_MAX:
-            return Page(ids, make_cursor(_KIND, bytes((state,)) + seq_bytes(seq)))
+    examined = examined_bytes = 0
+    for state in states:
+        listed = views.list_jobs(view, wanted.queue, state, before, EXAMINED_MAX - examined)
+        for seq in listed.seqs:
+            spec = views.spec(view, seq)
+            assert spec is not None, "a listed job has a record"
+            if matches(spec, wanted.task, wanted.tag):
+                ids.append(spec.id)
+            examined += 1
+            examined_bytes += len(spec.payload)
+            if len(ids) == request.limit or examined == EXAMINED_MAX or examined_bytes >= EXAMINED_BYTES_MAX:
+                return Page(ids, _cursor(state, seq, wanted))
+        if listed.next_before is not None:
+            return Page(ids, _cursor(state, listed.next_before, wanted))
+        before = None
     return Page(ids, None)
 
 
@@ -66,21 +80,19 @@ def count_changed(results: Sequence[Outcome | NotApplied | OutcomeUnknown]) -> i
     raise OutcomeUnknown(f"some of {len(results)} jobs may be changed: {failed[0]}")
 
 
-def _listed(view: View, queue: str | None, states: Sequence[State], cursor: str | None) -> Iterator[tuple[State, int]]:
-    """State and number of each listed job from the cursor on; as many a state as one page examines at the most."""
-    place = None if cursor is None else read_cursor(_KIND, cursor, _PLACE_BYTES)
-    if place is not None:
-        if place[0] not in states:
-            raise BadCursor("is the cursor of a call with another filter; leave it out to begin anew")
-        states = states[states.index(State(place[0])) :]
-    for state in states:
-        before = None if place is None else int.from_bytes(place[1:], "big")
-        place = None
-        for seq in views.list_jobs(view, queue, state, before, EXAMINED_MAX):
-            yield state, seq
+def _cursor(state: State, before: int, wanted: wire.JobFilter) -> str:
+    return make_cursor(_KIND, bytes((state,)) + seq_bytes(before) + _mark(wanted))
 
 
-def _matches(spec: JobSpec, wanted: wire.JobFilter) -> bool:
-    if wanted.task is not None and spec.task != wanted.task:
-        return False
-    return wanted.tag is None or tuple(wanted.tag.split(":", 1)) in spec.tags
+def _place(states: list[State], wanted: wire.JobFilter, cursor: str | None) -> tuple[list[State], int | None]:
+    """Which states are left, and below which number the first of them goes on. Raises: `BadCursor`."""
+    if cursor is None:
+        return states, None
+    place = read_cursor(_KIND, cursor, _PLACE_BYTES)
+    if place[0] not in states or place[9:] != _mark(wanted):
+        raise BadCursor("is the cursor of a call with another filter; leave it out to begin anew")
+    return states[states.index(State(place[0])) :], int.from_bytes(place[1:9], "big")
+
+
+def _mark(wanted: wire.JobFilter) -> bytes:
+    return crc32(msgspec.json.encode(wanted)).to_bytes(4)

@@ -226,24 +226,49 @@ def state_name(view: View, seq: int) -> wire.StateName | None:
     return None if run is None else _STATE_NAMES[run.state]
 
 
-def job_page(
-    view: View, clocks: Clocks, *, queue: str | None, state: str | None, limit: int, cursor: str | None
-) -> wire.JobList:
+EXAMINED_MAX: Final = 1000
+"""Jobs looked at for one page, whether they match or not."""
+EXAMINED_BYTES_MAX: Final = 4 << 20
+"""Their payloads: what they are filtered by lies in the same row."""
+
+
+def job_page(view: View, clocks: Clocks, query: wire.JobsQuery) -> wire.JobList:
     """A page of jobs, newest first. The cursor is the last job's number: stable while jobs come, move and go.
 
-    The page ends early with the job that takes it past `ANSWER_BYTES_MAX`. Raises: `BadCursor`.
+    The page ends early with the job that takes it past `ANSWER_BYTES_MAX`, or where as many were looked at as may be.
+    Raises: `BadCursor`.
     """
-    before = None if cursor is None else int.from_bytes(read_cursor(b"j", cursor, 8), "big")
-    seqs = views.list_jobs(view, queue, None if state is None else STATE_BY_NAME[state], before, limit)
+    before = None if query.cursor is None else int.from_bytes(read_cursor(b"j", query.cursor, 8), "big")
+    state = None if query.state is None else STATE_BY_NAME[query.state]
+    task, tag, schedule_id = query.task, query.tag, query.schedule_id
+    filtered = task is not None or tag is not None or schedule_id is not None
+    seqs, next_before = views.list_jobs(view, query.queue, state, before, EXAMINED_MAX if filtered else query.limit)
     jobs: list[wire.JobView] = []
-    held_bytes = 0
+    held_bytes = examined_bytes = 0
     for seq in seqs:
-        jobs.append(job_view(view, seq, clocks))
-        held_bytes += content_bytes(jobs[-1])
-        if held_bytes >= wire.ANSWER_BYTES_MAX:
+        fits = True
+        if filtered:
+            spec = views.spec(view, seq)
+            assert spec is not None, "a listed job has a record"
+            fits = matches(spec, task, tag, schedule_id)
+            examined_bytes += len(spec.payload)
+        if fits:
+            jobs.append(job_view(view, seq, clocks))
+            held_bytes += content_bytes(jobs[-1])
+        enough = len(jobs) == query.limit or held_bytes >= wire.ANSWER_BYTES_MAX
+        if enough or examined_bytes >= EXAMINED_BYTES_MAX:
+            next_before = seq if seq != seqs[-1] else next_before
             break
-    more = len(jobs) < len(seqs) or len(seqs) == limit
-    return wire.JobList(jobs=jobs, next_cursor=make_cursor(b"j", seq_bytes(seqs[len(jobs) - 1])) if more else None)
+    return wire.JobList(jobs, None if next_before is None else make_cursor(b"j", seq_bytes(next_before)))
+
+
+def matches(spec: JobSpec, task: str | None, tag: str | None, schedule_id: str | None = None) -> bool:
+    """Whether all that is given holds of a job. `tag` is `key:value`."""
+    if task is not None and spec.task != task:
+        return False
+    if schedule_id is not None and spec.schedule_id != schedule_id:
+        return False
+    return tag is None or tuple(tag.split(":", 1)) in spec.tags
 
 
 def content_bytes(job: wire.JobView | wire.ClaimedJob) -> int:

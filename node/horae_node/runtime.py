@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from importlib.metadata import version
-from itertools import islice
 from typing import Any
 
 from prometheus_client.core import GaugeMetricFamily
@@ -62,6 +61,8 @@ class Node:
     ) -> None:
         """`host` is the machine it runs on; by default the real one. `known`: the machine versions of this build."""
         self._config = config
+        self._replayed_to = 0
+        """What the log held when this process began: told of by the one before, if by anybody."""
         self._clock = clock
         self._known = known
         self._host: Host = host or SystemHost(config, clock)
@@ -133,6 +134,7 @@ class Node:
             membership=self._membership,
         )
         self._listen()
+        self._replayed_to = self._raft.status().last_index
         await self._raft.start()
         self._host.mark_initialised()
         self._spawn(self._keep_house())
@@ -277,11 +279,11 @@ class Node:
     def _on_entry(self, index: int, outcome: EntryOutcome) -> None:
         self._finishes.on_entry(outcome)
         self._session.on_entry(outcome)
-        if outcome.died and self._session.open:
+        if outcome.died and index > self._replayed_to and self._applier.meta().epoch_node == self._config.node_id:
             self._count_dead(outcome.died)
 
     def _count_dead(self, died: tuple[tuple[int, str], ...]) -> None:
-        """On the leader alone: a sum over the nodes counts each once."""
+        """By the node alone whose reign the entry is of, leading still or not: over all nodes each is counted once."""
         for seq, reason in died:
             spec = views.spec(self._applier.view, seq)
             if spec is not None:  # deleted in the same entry
@@ -481,7 +483,7 @@ class Node:
         yield lags
         yield skews
         depths = GaugeMetricFamily("horae_queue_jobs", "Jobs by queue and state.", labels=["queue", "state"])
-        for queue, counts in islice(views.all_counts(self._applier.view).items(), METRIC_QUEUES_MAX):
+        for queue, counts in views.all_counts(self._applier.view, METRIC_QUEUES_MAX).items():
             for state, count in counts._asdict().items():
                 depths.add_metric([queue, state], count)
         yield depths

@@ -21,11 +21,13 @@ from horae_node.config import parse_name, parse_peer_address, parse_url
 from horae_node.core import views
 from horae_node.core.commands import (
     CancelJob,
+    CancelJobIn,
     CompleteJob,
     DeleteJob,
     FailJob,
     ReleaseJob,
     RequeueJob,
+    RequeueJobIn,
     RunJobNow,
     SubmitBatch,
     SubmitJob,
@@ -145,6 +147,7 @@ class Service:
         self._counter = cache(metrics.commands.labels)
         self._cluster_view = cluster_view
         self._backups = backups
+        self._turns = Turns()
         self._membership = membership
         self._caught_up = False
         self.removed = False
@@ -323,16 +326,13 @@ class Service:
             seq = self._find(job_id)
         return self._render(seq, self._clocks())
 
-    async def jobs(
-        self, *, queue: str | None, state: str | None, limit: int, cursor: str | None, local: bool = False
-    ) -> wire.JobList:
+    async def jobs(self, query: wire.JobsQuery) -> wire.JobList:
         """Newest first. Raises: `Refused("invalid", …, "/cursor")`."""
-        if not local:
+        if query.consistency != "local":
             await self._raft.read_barrier()
-        with _cursors_named():
-            return reads.job_page(
-                self._applier.view, self._clocks(), queue=queue, state=state, limit=limit, cursor=cursor
-            )
+        async with self._turns:
+            with _cursors_named():
+                return reads.job_page(self._applier.view, self._clocks(), query)
 
     async def queues(
         self, *, limit: int, cursor: str | None, only: Collection[str] | None = None, local: bool = False
@@ -343,8 +343,11 @@ class Service:
         """
         if not local:
             await self._raft.read_barrier()
-        with _cursors_named():
-            return reads.queue_page(self._applier.view, self._clocks().now_ms, limit=limit, cursor=cursor, only=only)
+        async with self._turns:
+            with _cursors_named():
+                return reads.queue_page(
+                    self._applier.view, self._clocks().now_ms, limit=limit, cursor=cursor, only=only
+                )
 
     async def queue(self, name: str, *, local: bool = False) -> wire.QueueView:
         """One queue, whether or not it holds jobs: every name is one."""
@@ -371,23 +374,33 @@ class Service:
             await asyncio.sleep(VERSION_LOOK_S)
 
     async def cancel_many(self, request: wire.CancelManyRequest) -> wire.BulkAnswer:
-        return await self._change_many("cancel", request, CancelJob)
+        return await self._change_many("cancel", request, CancelJob, CancelJobIn)
 
     async def requeue_many(self, request: wire.RequeueManyRequest) -> wire.BulkAnswer:
-        return await self._change_many("requeue", request, RequeueJob)
+        return await self._change_many("requeue", request, RequeueJob, RequeueJobIn)
 
     async def _change_many(
         self,
         kind: str,
         request: wire.CancelManyRequest | wire.RequeueManyRequest,
-        command: Callable[[str], CancelJob | RequeueJob],
+        plain: Callable[[str], CancelJob | RequeueJob],
+        within: Callable[[str, int], CancelJobIn | RequeueJobIn],
     ) -> wire.BulkAnswer:
         """Raises: `Refused("invalid", …, "/cursor")`, `NotApplied`, `OutcomeUnknown`."""
         self._proposer.require_room(ending=False)
+        named = request.filter.state
+        state = -1 if named is None else int(reads.STATE_BY_NAME[named])
+
+        def command(job_id: str) -> JobCommand | CancelJobIn | RequeueJobIn:
+            # A job may move on between the look at it and the command: one that is named by its state is meant in it.
+            checked = state >= 0 and self._applier.meta().machine_version >= LIMITS_VERSION
+            return within(job_id, state) if checked else plain(job_id)
+
         await self._raft.read_barrier()
-        with _cursors_named():
-            ids, next_cursor = bulk.page(self._applier.view, request)
-        results = await self._proposer.run(list(map(command, ids))) if ids else []
+        async with self._turns:
+            with _cursors_named():
+                ids, next_cursor = bulk.page(self._applier.view, request)
+        results = await self._proposer.run([command(job_id) for job_id in ids]) if ids else []
         count = bulk.count_changed(results)
         self._counter(kind).inc(count)
         return wire.BulkAnswer(count, next_cursor)
@@ -597,6 +610,24 @@ def _cursors_named() -> Iterator[None]:
         yield
     except reads.BadCursor as error:
         raise Refused("invalid", str(error), "/cursor") from error
+
+
+class Turns:
+    """One long look at the state a pass of the loop: callers that waited for the same barrier come one by one."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def __aenter__(self) -> None:
+        await self._lock.acquire()
+        try:
+            await asyncio.sleep(0)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    async def __aexit__(self, *error: object) -> None:
+        self._lock.release()
 
 
 def _nothing() -> None:

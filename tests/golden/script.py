@@ -187,7 +187,7 @@ def _moves(world: World, before: dict[str, MemberRecord]) -> list[str]:
 
 def _jobs(world: World) -> dict[str, tuple[Run, int]]:
     found = {}
-    for seq in sorted(views.list_jobs(world.txn, None, None, None, 1000)):
+    for seq in sorted(views.list_jobs(world.txn, None, None, None, 1000).seqs):
         spec, run = views.spec(world.txn, seq), views.run(world.txn, seq)
         assert spec is not None
         assert run is not None

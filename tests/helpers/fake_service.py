@@ -169,11 +169,9 @@ class FakeService:
         await self._enter("job", (job_id, wait_ms, local))
         return self._find(job_id)
 
-    async def jobs(
-        self, *, queue: str | None, state: str | None, limit: int, cursor: str | None, local: bool = False
-    ) -> wire.JobList:
-        await self._enter("jobs", (queue, state, limit, cursor, local))
-        return wire.JobList(list(self.stored.values())[:limit], None)
+    async def jobs(self, query: wire.JobsQuery) -> wire.JobList:
+        await self._enter("jobs", query)
+        return wire.JobList(list(self.stored.values())[: query.limit], None)
 
     async def queues(
         self, *, limit: int, cursor: str | None, only: Collection[str] | None = None, local: bool = False

@@ -463,13 +463,17 @@ def job(target: Target, job_id: str) -> None:
 @main_group.command()
 @click.option("--queue", metavar="Q", help="Of this queue only.")
 @click.option("--state", type=click.Choice(list(show.STATE_STYLES)), help="In this state only.")
+@click.option("--task", metavar="TASK", help="Of this task only.")
+@click.option("--tag", metavar="KEY:VALUE", help="With this tag only.")
 @click.option("--limit", type=_Whole(min=1), default=50, show_default=True, help="At most so many.")
 @_target_options
-def jobs(target: Target, queue: str | None, state: str | None, limit: int) -> None:
+def jobs(target: Target, queue: str | None, state: str | None, task: str | None, tag: str | None, limit: int) -> None:
     """List jobs, newest first."""
     most = min(limit, sys.maxsize - 1)
     with target.client() as client:
-        found = list(islice(client.jobs(queue=queue, state=state, page=min(most + 1, 1000)), most + 1))
+        found = list(
+            islice(client.jobs(queue=queue, state=state, task=task, tag=tag, page=min(most + 1, 1000)), most + 1)
+        )
     target.render(found[:most], show.show_jobs)
     if len(found) > most:
         show.say(f"the newest {most} are shown, there are more: --limit {10 * most}")

@@ -325,7 +325,8 @@ class _Past:
         if self.perhaps_done and not self._reads:
             before = "" if self._definite is None else f"; before that {self._definite}"
             why = f"{self._last}{self._hint(heard=True)}{before}"
-            detail = f"no answer before the deadline, it may or may not take effect: repeat it with the same id ({why})"
+            told = "no answer before the deadline, it may or may not take effect: repeat it, with the same id if any"
+            detail = f"{told} ({why})"
             return errors.made_here("outcome_unknown", 504, "Outcome unknown", detail)
         if self._definite is not None:
             return self._definite

@@ -390,6 +390,9 @@ class JobsQuery(ReadQuery):
 
     queue: QueueName | None = None
     state: StateName | None = None
+    task: TaskName | None = None
+    tag: Tag | None = None
+    schedule_id: JobId | None = None
     limit: Annotated[int, Meta(ge=1, le=LIST_LIMIT_MAX)] = 50
     cursor: Cursor | None = None
 

@@ -163,6 +163,20 @@ class MoveMember(NamedTuple):
     http_url: str
 
 
+class CancelJobIn(NamedTuple):
+    """`CancelJob`, if the job is in that state (`State`) by then."""
+
+    job_id: str
+    state: int
+
+
+class RequeueJobIn(NamedTuple):
+    """`RequeueJob`, if the job is in that state (`State`) by then."""
+
+    job_id: str
+    state: int
+
+
 class SetQueue(NamedTuple):
     """Change what is named of a queue's settings: (field of `QueueSettings`, value), each at most once."""
 
@@ -192,6 +206,8 @@ Command = (
     | RemoveMember
     | MoveMember
     | SetQueue
+    | CancelJobIn
+    | RequeueJobIn
 )
 
 TAGS: dict[int, type[tuple[object, ...]]] = {
@@ -216,4 +232,6 @@ TAGS: dict[int, type[tuple[object, ...]]] = {
     19: RemoveMember,
     20: MoveMember,
     21: SetQueue,
+    22: CancelJobIn,
+    23: RequeueJobIn,
 }

@@ -15,6 +15,7 @@ from horae_node.core.commands import (
     AddMember,
     AdvanceTime,
     CancelJob,
+    CancelJobIn,
     ClaimJobs,
     Command,
     CompleteJob,
@@ -30,6 +31,7 @@ from horae_node.core.commands import (
     ReleaseJob,
     RemoveMember,
     RequeueJob,
+    RequeueJobIn,
     RunJobNow,
     SetMembers,
     SetQueue,
@@ -50,7 +52,14 @@ from horae_node.core.decide.members import (
     decide_set_members,
     read_members,
 )
-from horae_node.core.decide.operate import decide_cancel, decide_delete, decide_requeue, decide_run_now
+from horae_node.core.decide.operate import (
+    decide_cancel,
+    decide_cancel_in,
+    decide_delete,
+    decide_requeue,
+    decide_requeue_in,
+    decide_run_now,
+)
 from horae_node.core.decide.queues import decide_set_queue
 from horae_node.core.decide.submit import decide_submit, decide_submit_batch
 from horae_node.core.decide.version import decide_raise_version
@@ -184,6 +193,8 @@ _DECIDERS: dict[type, Callable[[Context, Any], Decision]] = {
     RaiseMachineVersion: decide_raise_version,
     SetMembers: decide_set_members,
     SetQueue: decide_set_queue,
+    CancelJobIn: decide_cancel_in,
+    RequeueJobIn: decide_requeue_in,
     AddMember: decide_add_member,
     PromoteMember: decide_promote_member,
     RemoveMember: decide_remove_member,

@@ -207,12 +207,13 @@ def has_queue(view: View, name: str) -> bool:
     return view.get(counts_key(name)) is not None or view.get(settings_key(name)) is not None
 
 
-def all_counts(view: View) -> dict[str, QueueCounts]:
-    """Every queue that holds any job, by name: as much work as there are queues."""
+def all_counts(view: View, limit: int | None = None) -> dict[str, QueueCounts]:
+    """Every queue that holds any job, by name, or the first `limit`: as much work as there are."""
     found: dict[str, QueueCounts] = {}
     start = COUNTS
     while True:
-        rows = view.scan(start, COUNTS + b"\xff", limit=_PAGE)
+        most = _PAGE if limit is None else min(_PAGE, limit - len(found))
+        rows = view.scan(start, COUNTS + b"\xff", limit=most)
         for key, row in rows:
             found[key[1:].decode()] = counts_of(row)
         if len(rows) < _PAGE:
@@ -229,24 +230,51 @@ def due_queues(view: View, now_ms: int, limit: int) -> dict[str, int]:
     return found
 
 
-def list_jobs(view: View, queue: str | None, state: int | None, before_seq: int | None, limit: int) -> list[int]:
-    """Job numbers, newest first, below `before_seq` (None = from the newest), at most `limit` (>= 1).
+class Listed(NamedTuple):
+    """Job numbers, newest first; and where to go on, below that number: None when there are no more."""
 
-    A short page is the last one. Work: `limit` rows; with `queue` alone times the states; with `state` alone plus one
-    look-up for each queue that holds such a job.
+    seqs: list[int]
+    next_before: int | None
+
+
+QUEUES_MERGED = 200
+LOOKED_MAX = 1000
+
+
+def list_jobs(view: View, queue: str | None, state: int | None, before_seq: int | None, limit: int) -> Listed:
+    """Jobs below `before_seq` (None = from the newest), at most `limit` (>= 1), however few there are of them.
+
+    Work: `limit` rows; with `queue` alone times the states; with `state` alone plus one look-up for each queue, while
+    there are at most `QUEUES_MERGED`: among more, as many of the newest jobs as a page looks at, of whatever state.
     """
     before = SEQ_MAX if before_seq is None else max(before_seq, 0)
-    if queue is None and state is None:
-        return _newest(view, RUN, before, limit)
-    if queue is None:
-        assert state is not None
-        having = [name for name, kept in all_counts(view).items() if kept[state]]
-        return _merge_newest(view, [queue_keys(name).listed[state] for name in having], before, limit)
-    listed = queue_keys(queue).listed
-    if state is not None:
-        return _newest(view, listed[state], before, limit)
-    pages = [_newest(view, listed[each], before, limit) for each in range(STATE_COUNT)]
-    return nlargest(limit, [seq for page in pages for seq in page])
+    if queue is not None:
+        listed = queue_keys(queue).listed
+        states = range(STATE_COUNT) if state is None else (state,)
+        pages = [_newest(view, listed[each], before, limit) for each in states]
+        return _listed(pages[0] if len(pages) == 1 else nlargest(limit, [seq for page in pages for seq in page]), limit)
+    if state is None:
+        return _listed(_newest(view, RUN, before, limit), limit)
+    having = all_counts(view, QUEUES_MERGED + 1)
+    if len(having) > QUEUES_MERGED:
+        return _walk(view, state, before, limit)
+    lists = [queue_keys(name).listed[state] for name, kept in having.items() if kept[state]]
+    return _listed(_merge_newest(view, lists, before, limit), limit)
+
+
+def _listed(seqs: list[int], limit: int) -> Listed:
+    return Listed(seqs, seqs[-1] if len(seqs) == limit else None)
+
+
+def _walk(view: View, state: int, before: int, limit: int) -> Listed:
+    rows = view.scan(RUN, RUN + seq_bytes(before), limit=LOOKED_MAX, reverse=True)
+    found: list[int] = []
+    for key, row in rows:
+        if row[0] == state:
+            found.append(int.from_bytes(key[1:], "big"))
+            if len(found) == limit:
+                return Listed(found, found[-1])
+    return Listed(found, int.from_bytes(rows[-1][0][1:], "big") if len(rows) == LOOKED_MAX else None)
 
 
 def _newest(view: View, prefix: bytes, before: int, limit: int) -> list[int]:

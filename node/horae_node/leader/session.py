@@ -83,6 +83,8 @@ class LeaderSession:
         self._arming: asyncio.TimerHandle | None = None
         self._asked: dict[str, int] = {}
         self._maybe_ready: dict[str, None] = {}
+        self._looked_at: set[str] = set()
+        """Queues that somebody has asked for in this reign: of others it is not known whether they have anything."""
         self._check: dict[str, None] = {}
         self._repeats: list[Waiter] = []
         self._latest_claim: OrderedDict[tuple[str, str], Waiter] = OrderedDict()
@@ -123,9 +125,8 @@ class LeaderSession:
         self._lease_base = meta.lease_clock
         self._mono_base_ms = self._clock.monotonic_ms()
         self._asked.clear()
-        self._maybe_ready = dict.fromkeys(
-            queue for queue, counts in views.all_counts(self._applier.view).items() if counts.ready
-        )
+        self._maybe_ready = {}
+        self._looked_at = set()
         self._check.clear()
         self._repeats.clear()
         self._advancing = False
@@ -347,6 +348,9 @@ class LeaderSession:
             if views.claim_known(self._applier.view, command.worker, command.claim_id):
                 self._repeats.append(waiter)
         for queue in command.queues:
+            if queue not in self._looked_at:
+                self._looked_at.add(queue)
+                self._maybe_ready[queue] = None
             if queue in self._maybe_ready:
                 self._check[queue] = None
         waiter.timer = self._loop.call_later(wait_ms / 1000, self._on_wait_over, waiter, LAST_LOOK_MS)

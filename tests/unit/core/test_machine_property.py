@@ -166,7 +166,7 @@ def check_drains(world: World) -> None:
     world.do(AdvanceTime(1000))
     nothing = tuple(NO_SETTINGS._asdict().items())[:-1]
     world.apply(*[SetQueue(queue, nothing) for queue in ("q", "qq", "mail")])
-    for job in views.list_jobs(world.txn, None, None, None, 100):
+    for job in views.list_jobs(world.txn, None, None, None, 100).seqs:
         spec = views.spec(world.txn, job)
         assert spec is not None
         world.do(CancelJob(spec.id))

@@ -9,11 +9,13 @@ from horae_node.core import views
 from horae_node.core.commands import (
     AdvanceTime,
     CancelJob,
+    CancelJobIn,
     Command,
     CompleteJob,
     DeleteJob,
     FailJob,
     RequeueJob,
+    RequeueJobIn,
     RunJobNow,
 )
 from horae_node.core.results import Done, Rejected
@@ -39,6 +41,17 @@ def test_each_is_allowed_in_its_states_only(kind: type, state: str):
         assert isinstance(outcome, Rejected)
         assert outcome.code == "conflict"
         assert world.run("a") == before
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize(("kind", "plain"), [(CancelJobIn, CancelJob), (RequeueJobIn, RequeueJob)])
+def test_one_that_is_named_by_its_state_is_meant_in_it(kind: type, plain: type, state: str):
+    """A bulk call for what is ready asked running jobs to stop, which were claimed between the look and the command."""
+    for number, other in enumerate(STATES):
+        world = in_state(state)
+        outcome = world.do(kind("a", number))
+        assert isinstance(outcome, Done) == (other == state and state in ALLOWED[plain])
+    assert world.do(kind("none", 0)) == world.do(plain("none"))
 
 
 @pytest.mark.parametrize("kind", ALLOWED, ids=lambda kind: kind.__name__)

@@ -10,6 +10,7 @@ from msgspec import UNSET
 from tests.helpers.fake_service import job_view
 from tests.unit.http.conftest import Node
 
+from horae import wire
 from horae_node.service import Refused
 
 PACKED = "application/msgpack"
@@ -151,8 +152,11 @@ async def test_a_job_may_be_called_as_a_bulk_call_is(node: Node) -> None:
 
 async def test_listing_hands_on_its_filters(node: Node) -> None:
     node.service.stored["j"] = job_view("j")
-    got = await node.send("GET", "/v1/jobs?queue=mail&state=dead&limit=7&cursor=abc")
-    assert node.service.last() == ("mail", "dead", 7, "abc", False)
+    asked = "/v1/jobs?queue=mail&state=dead&task=t&tag=a:b&schedule_id=s&limit=7&cursor=abc"
+    got = await node.send("GET", asked)
+    assert node.service.last() == wire.JobsQuery(
+        queue="mail", state="dead", task="t", tag="a:b", schedule_id="s", limit=7, cursor="abc"
+    )
     assert [job["id"] for job in got.json["jobs"]] == ["j"]
     assert got.json["next_cursor"] is None
 

@@ -183,7 +183,7 @@ async def test_a_whole_url_as_target_is_understood(node: Node) -> None:
     reader, writer = await _connect(node)
     writer.write(b"GET http://a/v1/jobs?limit=3 HTTP/1.1\r\nHost: a\r\n\r\n")
     assert (await _read_answer(reader))[0].startswith(b"HTTP/1.1 200 OK")
-    assert node.service.last()[2] == 3
+    assert node.service.last().limit == 3
     writer.close()
 
 

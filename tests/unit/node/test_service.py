@@ -101,7 +101,7 @@ async def test_a_page_ends_early_and_the_next_goes_on() -> None:
     pages = []
     cursor = None
     while not pages or cursor is not None:
-        page = await node.service.jobs(queue=None, state=None, limit=PER_PAGE + 3, cursor=cursor)
+        page = await node.service.jobs(wire.JobsQuery(limit=PER_PAGE + 3, cursor=cursor))
         pages.append([job.id for job in page.jobs])
         cursor = page.next_cursor
     assert [len(page) for page in pages] == [PER_PAGE, 3]
@@ -113,14 +113,14 @@ async def test_errors_and_results_count_too() -> None:
     error = {"message": "é" * wire.ERROR_MESSAGE_CHARS_MAX, "traceback": "é" * wire.ERROR_TRACEBACK_CHARS_MAX}
     jobs = await _claimed(node, *(str(n) for n in range(120)))
     await node.service.end_many(_endings(jobs, outcome="fail", error=error, retry=False))
-    page = await node.service.jobs(queue=None, state=None, limit=1000, cursor=None)
+    page = await node.service.jobs(wire.JobsQuery(limit=1000))
     assert len(page.jobs) == wire.ANSWER_BYTES_MAX // 40_000 + 1
     assert page.next_cursor is not None
     jobs = await _claimed(node, *(f"r{n}" for n in range(20)))
     for job in jobs:
         request = wire.CompleteRequest(lease_token=job.lease_token, result=Raw(b'"%s"' % (b"x" * 250_000)))
         await node.service.complete(job.id, request)
-    page = await node.service.jobs(queue=None, state=None, limit=1000, cursor=None)
+    page = await node.service.jobs(wire.JobsQuery(limit=1000))
     assert len(page.jobs) == wire.ANSWER_BYTES_MAX // 250_000 + 1
 
 

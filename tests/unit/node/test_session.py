@@ -282,9 +282,9 @@ async def test_what_is_due_is_done_in_bounded_pieces() -> None:
     await node.pass_ms(5_000)
     for _ in range(20):
         await asyncio.sleep(0.001)
-        if (await node.service.jobs(queue=None, state="pending", limit=1, cursor=None)).jobs == []:
+        if (await node.service.jobs(wire.JobsQuery(state="pending", limit=1))).jobs == []:
             break
-    page = await node.service.jobs(queue=None, state="ready", limit=50, cursor=None)
+    page = await node.service.jobs(wire.JobsQuery(state="ready", limit=50))
     assert len(page.jobs) == 35
 
 

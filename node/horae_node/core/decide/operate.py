@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from horae_node.core.changes import Change, Decision, JobChanged, JobPurged, SpecAmended
-from horae_node.core.commands import CancelJob, DeleteJob, RequeueJob, RunJobNow
+from horae_node.core.commands import CancelJob, CancelJobIn, DeleteJob, RequeueJob, RequeueJobIn, RunJobNow
 from horae_node.core.context import Context
 from horae_node.core.decide.finish import NOT_FOUND, read_spec
 from horae_node.core.decide.submit import with_expiry
@@ -30,6 +30,7 @@ FINISHED_ALREADY = Rejected("conflict", "the job is finished")
 NOT_FINISHED = Rejected("conflict", "the job is not finished")
 SUCCEEDED_ALREADY = Rejected("conflict", "the job succeeded: only dead, cancelled and expired jobs can be requeued")
 NOT_PENDING = Rejected("conflict", "the job is not pending")
+IN_ANOTHER_STATE = Rejected("conflict", "the job is in another state by now")
 UNIQUE_KEY_HELD = Rejected("conflict", "another job holds the unique key")
 
 
@@ -69,6 +70,23 @@ def decide_requeue(ctx: Context, command: RequeueJob) -> Decision:
     if amended != spec:
         changes.append(SpecAmended(handle.seq, amended))
     return Done(handle.seq), changes
+
+
+def decide_cancel_in(ctx: Context, command: CancelJobIn) -> Decision:
+    if _is_elsewhere(ctx, command):
+        return IN_ANOTHER_STATE, ()
+    return decide_cancel(ctx, CancelJob(command.job_id))
+
+
+def decide_requeue_in(ctx: Context, command: RequeueJobIn) -> Decision:
+    if _is_elsewhere(ctx, command):
+        return IN_ANOTHER_STATE, ()
+    return decide_requeue(ctx, RequeueJob(command.job_id))
+
+
+def _is_elsewhere(ctx: Context, command: CancelJobIn | RequeueJobIn) -> bool:
+    found = _find(ctx, command.job_id)
+    return found is not None and found[1].state != command.state
 
 
 def decide_run_now(ctx: Context, command: RunJobNow) -> Decision:
