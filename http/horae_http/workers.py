@@ -61,6 +61,13 @@ async def fail_job(service: Service, call: Call) -> Answer:
     return codec.answer(200, await service.fail(call.item, call.body), call.packed_out)
 
 
+async def list_workers(service: Service, call: Call) -> Answer:
+    """A token that is held to queues is shown those who claim from them."""
+    query: wire.WorkersQuery = call.query
+    page = await service.workers(limit=query.limit, cursor=query.cursor, only=call.holder.queues)
+    return codec.answer(200, page, call.packed_out)
+
+
 async def release_job(service: Service, call: Call) -> Answer:
     await require_own_job(service, call, call.item)
     codec.settle(call.body, "progress", call.packed_in, wire.PROGRESS_BYTES_MAX)
@@ -164,6 +171,17 @@ ROUTES: Final[tuple[Route, ...]] = (
         wire.HeartbeatRequest,
         body_bytes_max=wire.BULK_BODY_BYTES_MAX,
         read_in_turns=_BEATS.read_in_turns,
+    ),
+    Route(
+        "GET",
+        "/v1/workers",
+        "listWorkers",
+        "List who claimed or sent a heartbeat in the last five minutes, by name: from which queues, with how many jobs "
+        "in hand. A new leader has seen nobody yet.",
+        list_workers,
+        {200: wire.WorkerList},
+        "read",
+        query=wire.WorkersQuery,
     ),
     END_LEASES,
     _ending("/v1/jobs/{id}/complete", "completeJob", "End an attempt well.", complete_job, wire.CompleteRequest),

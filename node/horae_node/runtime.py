@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from importlib.metadata import version
 from typing import Any
@@ -61,7 +62,7 @@ class Node:
     ) -> None:
         """`host` is the machine it runs on; by default the real one. `known`: the machine versions of this build."""
         self._config = config
-        self._replayed_to = 0
+        self._replayed_to = sys.maxsize
         """What the log held when this process began: told of by the one before, if by anybody."""
         self._clock = clock
         self._known = known
@@ -134,8 +135,8 @@ class Node:
             membership=self._membership,
         )
         self._listen()
-        self._replayed_to = self._raft.status().last_index
         await self._raft.start()
+        self._replayed_to = self._raft.status().last_index
         self._host.mark_initialised()
         self._spawn(self._keep_house())
         self._on_role()

@@ -35,6 +35,7 @@ from horae_node.core.commands import (
 from horae_node.core.decide.submit import EXPIRED_BEFORE
 from horae_node.core.model import FINISHED, LIMITS_VERSION
 from horae_node.core.results import BatchSubmitted, Done, EntryOutcome, Heartbeat, Outcome, Rejected, Submitted
+from horae_node.core.tables import S_RUNNING
 from horae_node.errors import NotApplied, OutcomeUnknown, Refused
 from horae_node.leader.session import LeaderSession
 from horae_node.leader.waiters import Grants, Waiter
@@ -42,6 +43,7 @@ from horae_node.membership import CAUGHT_UP_ENTRIES, Membership
 from horae_node.metrics import Metrics
 from horae_node.proposer import Proposer
 from horae_node.raft.port import Member, Raft, RaftStatus
+from horae_node.worker_book import WorkerBook
 
 __all__ = ["Delivery", "Refused", "Service"]
 
@@ -148,6 +150,7 @@ class Service:
         self._cluster_view = cluster_view
         self._backups = backups
         self._turns = Turns()
+        self._book = WorkerBook(self._is_running)
         self._membership = membership
         self._caught_up = False
         self.removed = False
@@ -442,6 +445,7 @@ class Service:
         self._proposer.require_room(ending=False)
         if not self._session.granting:
             raise NotApplied("no_leader", "this node does not lead")
+        self._book.saw(request.worker, self._now_s(), request.queues)
         waiter = self._session.park(translate.claim_command(request), translate.span_ms(request.wait_seconds))
         try:
             grants = await waiter.future
@@ -450,6 +454,7 @@ class Service:
             raise
         if grants:
             self._counter("claim").inc(len(grants))
+            self._book.holds(request.worker, [seq for seq, _ in grants])
         jobs, taken = self._claimed(grants)
         if taken < len(grants):
             self._session.give_back(waiter, grants[taken:])
@@ -476,10 +481,12 @@ class Service:
     async def heartbeat(self, request: wire.HeartbeatRequest) -> wire.HeartbeatAnswer:
         """One status a lease, in order; a lease that another holds, or that ended, is `lost`."""
         self._proposer.require_room(ending=True)
+        self._book.saw(request.worker, self._now_s())
         if not request.leases:
             return wire.HeartbeatAnswer(leases=[])
         results = await self._proposer.run([translate.heartbeat_command(beat) for beat in request.leases])
         self._counter("heartbeat").inc(len(results))
+        self._book.holds(request.worker, [result.seq for result in results if isinstance(result, Heartbeat)])
         clocks = self._clocks()
         statuses = [
             _lease_status(beat.job_id, result, clocks) for beat, result in zip(request.leases, results, strict=True)
@@ -505,17 +512,48 @@ class Service:
 
     async def _end(self, kind: str, command: JobCommand) -> wire.JobView:
         self._proposer.require_room(ending=True)
-        return await self._change(kind, command)
+        done = self._changed(await self._proposer.run_one(command), command.job_id)
+        self._counter(kind).inc()
+        self._book.ended(done.seq)
+        return self._render(done.seq, self._clocks())
 
     async def end_many(self, request: wire.EndingsRequest) -> list[wire.StateName | Failure | None]:
         """One result an item, in order: the job's state now; None: accepted, and its record is gone already."""
         self._proposer.require_room(ending=True)
         results = await self._proposer.run([translate.ending_command(item) for item in request.leases])
         self._counter("end_many").inc(len(results))
+        for result in results:
+            if isinstance(result, Done):
+                self._book.ended(result.seq)
         view = self._applier.view
         return [
             reads.state_name(view, result.seq) if isinstance(result, Done) else _failure(result) for result in results
         ]
+
+    async def workers(self, *, limit: int, cursor: str | None, only: Collection[str] | None = None) -> wire.WorkerList:
+        """Who claimed or sent a heartbeat in the last five minutes, by name; with `only` those of these queues.
+
+        Raises: `Refused("invalid", …, "/cursor")`, `NotApplied("no_leader")`.
+        """
+        await self._raft.read_barrier()
+        with _cursors_named():
+            after = "" if cursor is None else reads.read_cursor(b"w", cursor).decode(errors="replace")
+        async with self._turns:
+            now_ms = self._clocks().now_ms
+            seen, more = self._book.page(self._now_s(), after, limit, only)
+        workers = []
+        for worker, queues, running, silent_s in seen:
+            seen_at = reads.moment_text(now_ms - round(silent_s * 1000))
+            workers.append(wire.WorkerView(worker, list(queues), running, seen_at))
+        return wire.WorkerList(workers, reads.make_cursor(b"w", seen[-1].worker.encode()) if more else None)
+
+    def _is_running(self, seq: int, worker: str) -> bool:
+        run = views.run(self._applier.view, seq)
+        return run is not None and run.state == S_RUNNING and run.worker == worker
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
 
     # ------------------------------------------------------------------ the cluster
 

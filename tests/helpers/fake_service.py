@@ -179,6 +179,10 @@ class FakeService:
         await self._enter("queues", (limit, cursor, only, local))
         return wire.QueueList([wire.QueueView("mail", wire.DepthView(0, 2, 0, 0, 1, 0, 0), 1.5)], None)
 
+    async def workers(self, *, limit: int, cursor: str | None, only: Collection[str] | None = None) -> wire.WorkerList:
+        await self._enter("workers", (limit, cursor, only))
+        return wire.WorkerList([wire.WorkerView("w", ["mail"], 2, "2026-11-29T12:00:00.000Z")], "more")
+
     async def queue(self, name: str, *, local: bool = False) -> wire.QueueView:
         await self._enter("queue", (name, local))
         return wire.QueueView(name, wire.DepthView(0, 0, 0, 0, 0, 0, 0), None)

@@ -110,7 +110,7 @@ async def test_settings_outlive_a_change_of_leader_and_are_listed_without_a_job(
     said = await _set(q, max_running=3, max_running_per_key=2, rate_per_second=0.5, burst=4, max_depth=9, paused=True)
     leader = await cluster.leader()
     other = next(node for node in cluster.nodes if node is not leader)
-    (await q.call("POST", "/v1/cluster/leader", {"node": other.node_id})).expect(200)
+    (await q.call("POST", "/v1/cluster/leader", {"node": other.name})).expect(200)
     assert await _queue(q) == said
     assert (await q.call("GET", f"/v1/queues/{q.name}")).expect(200) == said
     async with AsyncClient(q.url) as client:
@@ -119,6 +119,18 @@ async def test_settings_outlive_a_change_of_leader_and_are_listed_without_a_job(
     assert (shown.paused, shown.max_running, shown.max_running_per_key, shown.burst) == (False, None, 1, None)
     listed = (await q.call("GET", "/v1/queues?limit=1000")).expect(200)["queues"]
     assert q.name not in [queue["name"] for queue in listed]
+
+
+async def test_who_works_is_told_by_any_node(any_q: Queue) -> None:
+    q = any_q
+    await q.submit(task="t")
+    job = await q.claim_one(worker=f"w-{q.name}")
+    async with AsyncClient(q.url) as client:
+        (shown,) = [it async for it in client.workers(page=1) if it.worker == f"w-{q.name}"]
+        assert (shown.queues, shown.running) == ([q.name], 1)
+        await q.end("complete", job)
+        (shown,) = [it async for it in client.workers() if it.worker == f"w-{q.name}"]
+        assert shown.running == 0
 
 
 async def _set(q: Queue, **settings: Any) -> dict[str, Any]:

@@ -286,6 +286,10 @@ class Client:
         """All queues that hold jobs or have settings, by name; as `AsyncClient.queues`."""
         return self._run(_all(self._client.queues()))
 
+    def workers(self) -> list[wire.WorkerView]:
+        """Who claimed or sent a heartbeat in the last five minutes, by name; as `AsyncClient.workers`."""
+        return self._run(_all(self._client.workers()))
+
     def queue(self, name: str) -> wire.QueueView:
         """One queue: its depths and settings."""
         return self._run(self._client.queue(name))

@@ -1,4 +1,4 @@
-"""The user commands: `horae submit`, `job`, `jobs`, `cancel`, `requeue`, `queues`, `queue`, `cluster`, `worker`.
+"""The user commands: `horae submit`, `job`, `jobs`, `cancel`, `requeue`, `queue(s)`, `workers`, `cluster`, `worker`.
 
 Exit codes: 0 done; 1 the job failed or the cluster refused; 2 bad usage; 3 the cluster is not reachable, has no leader,
 or did not answer; 4 the job was not finished at the end of `--wait`, or an added node does not count yet; 5 the call
@@ -552,6 +552,14 @@ def queues(target: Target) -> None:
     """List the queues that hold jobs or have settings: how many in which state, how long the oldest ready one waits."""
     with target.client() as client:
         target.render(client.queues(), show.show_queues)
+
+
+@main_group.command()
+@_target_options
+def workers(target: Target) -> None:
+    """List who claimed or sent a heartbeat in the last five minutes: from which queues, with how many jobs in hand."""
+    with target.client() as client:
+        target.render(client.workers(), show.show_workers)
 
 
 class _Limit(click.ParamType[Any]):

@@ -331,6 +331,18 @@ class AsyncClient:
             if cursor is None:
                 return
 
+    async def workers(self, *, page: int = 200) -> AsyncIterator[wire.WorkerView]:
+        """Who claimed or sent a heartbeat in the last five minutes, by name, read a page at a time."""
+        cursor: str | None = None
+        while True:
+            query = urlencode({"limit": str(page)} | ({} if cursor is None else {"cursor": cursor}))
+            got = (await self._call("GET", f"/v1/workers?{query}")).decode(wire.WorkerList)
+            for worker in got.workers:
+                yield worker
+            cursor = got.next_cursor
+            if cursor is None:
+                return
+
     async def queue(self, name: str, *, deadline_seconds: float | None = None) -> wire.QueueView:
         """One queue: its depths and settings."""
         return (await self._call("GET", _queue_path(name), None, deadline_seconds)).decode(wire.QueueView)

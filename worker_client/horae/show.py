@@ -23,7 +23,7 @@ from rich.text import Text
 
 from horae import streams, visible
 from horae.jobs import AttemptError, Job
-from horae.wire import ClusterView, DepthView, QueueView
+from horae.wire import ClusterView, DepthView, QueueView, WorkerView
 
 STATE_STYLES = {
     "succeeded": "green",
@@ -190,6 +190,14 @@ def show_queues(queues: Sequence[QueueView]) -> None:
         waited = queue.oldest_ready_seconds
         rows.append([queue.name, *cells, "" if waited is None else f"{waited:.1f} s", "paused" if queue.paused else ""])
     print_table(["queue", *states, "oldest ready", ""], rows)
+
+
+def show_workers(workers: Sequence[WorkerView]) -> None:
+    """A line a worker."""
+    rows: list[list[str | Text]] = [
+        [worker.worker, ", ".join(worker.queues), str(worker.running), worker.last_seen_at] for worker in workers
+    ]
+    print_table(["worker", "queues", "running", "last seen"], rows)
 
 
 def show_queue(queue: QueueView) -> None:

@@ -397,6 +397,13 @@ class JobsQuery(ReadQuery):
     cursor: Cursor | None = None
 
 
+class WorkersQuery(Request):
+    """`GET /v1/workers`."""
+
+    limit: Annotated[int, Meta(ge=1, le=LIST_LIMIT_MAX)] = 50
+    cursor: Cursor | None = None
+
+
 class QueuesQuery(ReadQuery):
     """`GET /v1/queues`."""
 
@@ -532,6 +539,20 @@ class QueueView(Struct):
 
 class QueueList(Struct):
     queues: list[QueueView]
+    next_cursor: str | None
+
+
+class WorkerView(Struct):
+    """A worker that claimed or sent a heartbeat in the last minutes. `queues` are those of its last claim."""
+
+    worker: str
+    queues: list[str]
+    running: int
+    last_seen_at: str
+
+
+class WorkerList(Struct):
+    workers: list[WorkerView]
     next_cursor: str | None
 
 

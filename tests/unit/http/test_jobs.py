@@ -265,3 +265,10 @@ async def test_a_batch_of_none_or_too_many_is_refused(node: Node) -> None:
     only_bad = await node.send("POST", "/v1/jobs/batch", {"jobs": [{}]})
     assert only_bad.json["results"][0]["error"]["errors"][0]["pointer"] == "/task"
     assert not node.service.calls
+
+
+async def test_workers_are_listed(node: Node) -> None:
+    got = await node.send("GET", "/v1/workers?limit=3&cursor=c")
+    assert node.service.last() == (3, "c", None)
+    shown = {"worker": "w", "queues": ["mail"], "running": 2, "last_seen_at": "2026-11-29T12:00:00.000Z"}
+    assert got.json == {"workers": [shown], "next_cursor": "more"}

@@ -22,6 +22,7 @@ PUBLISHED = {
     ("post", "/v1/jobs/cancel"),
     ("post", "/v1/jobs/requeue"),
     ("get", "/v1/queues"),
+    ("get", "/v1/workers"),
     ("get", "/v1/queues/{id}"),
     ("patch", "/v1/queues/{id}"),
     ("post", "/v1/jobs/{id}/requeue"),
