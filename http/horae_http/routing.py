@@ -150,7 +150,7 @@ def _require_id(item: str) -> None:
         item.encode()
         msgspec.convert(item, wire.JobId)
     except (UnicodeEncodeError, msgspec.ValidationError) as error:
-        raise Failure("not_found", "no job can have this id") from error
+        raise Failure("not_found", "nothing can have this name: no job, no queue, no node") from error
 
 
 def read_query(text: str, shape: type[wire.Request]) -> Any:

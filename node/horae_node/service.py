@@ -32,6 +32,7 @@ from horae_node.core.commands import (
     SubmitBatch,
     SubmitJob,
 )
+from horae_node.core.decide.queues import TOO_OLD
 from horae_node.core.decide.submit import EXPIRED_BEFORE
 from horae_node.core.model import FINISHED, LIMITS_VERSION
 from horae_node.core.results import BatchSubmitted, Done, EntryOutcome, Heartbeat, Outcome, Rejected, Submitted
@@ -370,11 +371,16 @@ class Service:
         return reads.queue_view(self._applier.view, self._clocks().now_ms, name)[0]
 
     async def _wait_for_limits(self) -> None:
-        """A new cluster takes up its newest rules within a second or two: what needs them waits so long."""
+        """A new cluster takes up its newest rules within a second or two: what needs them waits so long.
+
+        What members of an older build do not know must not get into the log: they would do something else, or end.
+        Raises: `Refused("conflict")`.
+        """
         for _ in range(VERSION_LOOKS):
             if self._applier.meta().machine_version >= LIMITS_VERSION:
                 return
             await asyncio.sleep(VERSION_LOOK_S)
+        raise _refused(TOO_OLD)
 
     async def cancel_many(self, request: wire.CancelManyRequest) -> wire.BulkAnswer:
         return await self._change_many("cancel", request, CancelJob, CancelJobIn)

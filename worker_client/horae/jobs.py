@@ -185,7 +185,7 @@ class JobFilter(TypedDict, total=False):
 class QueueSettings(TypedDict, total=False):
     """What `set_queue` changes of a queue. None is the default: no limit; one running job for each concurrency key."""
 
-    paused: bool
+    paused: bool | None
     max_running: int | None
     max_running_per_key: int | None
     rate_per_second: float | None

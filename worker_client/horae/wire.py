@@ -189,7 +189,7 @@ Limit = Annotated[int, Meta(ge=1, le=QUEUE_JOBS_MAX)]
 class QueuePatch(Request):
     """`PATCH /v1/queues/{name}`. What is not named stays as it is; null is the default."""
 
-    paused: bool | UnsetType = UNSET
+    paused: bool | UnsetType | None = UNSET
     max_running: Limit | UnsetType | None = UNSET
     max_running_per_key: Limit | UnsetType | None = UNSET
     rate_per_second: Annotated[float, Meta(ge=0.001, le=1_000_000)] | UnsetType | None = UNSET

@@ -28,6 +28,7 @@ from horae_node.core.tables import (
     DUE,
     ERROR,
     ERRORS_KEPT,
+    GROUP_BYTES,
     META,
     PROGRESS,
     RESULT,
@@ -41,6 +42,7 @@ from horae_node.core.tables import (
     counts_key,
     counts_of,
     error_of,
+    group_row_of,
     id_key,
     lanes_key,
     lanes_of,
@@ -144,7 +146,7 @@ class Takeable(NamedTuple):
     """What claims would get of a queue, and when it is worth to look again."""
 
     jobs: int
-    """Of concurrency keys, those of as many groups as a look finds: at least one when there are any."""
+    """Of those with concurrency keys, as many as a look at the first groups in line finds."""
     room: int | None
     """What the queue's settings let through, whether or not there are jobs; None for no limit."""
     wait_ms: int | None
@@ -156,13 +158,11 @@ GROUPS_LOOKED = 100
 
 def takeable(view: View, queue: str, lease_clock: int) -> Takeable:
     """What could be granted of a queue at this moment. A few bounded look-ups."""
-    kept_counts = counts(view, queue)
+    kept_counts, kept = counts(view, queue), settings(view, queue)
     ready = kept_counts.ready
     lanes = view.get(lanes_key(queue)) if ready else None
     if lanes is not None:
-        start = queue_keys(queue).lane
-        ready += len(view.keys(start, after_queue(start), limit=GROUPS_LOOKED)) - lanes_of(lanes).waiting
-    kept = settings(view, queue)
+        ready += _takeable_by_key(view, queue, kept.max_running_per_key) - lanes_of(lanes).waiting
     if kept is NO_SETTINGS:
         return Takeable(ready, None, None)
     bucket = view.get(bucket_key(queue))
@@ -172,6 +172,21 @@ def takeable(view: View, queue: str, lease_clock: int) -> Takeable:
         return Takeable(ready, None, None)
     by_rate = ready > 0 and room == 0 and micro is not None and allowance(kept, kept_counts.running, None) != 0
     return Takeable(min(ready, room), room, ms_to_token(micro or 0, kept) if by_rate else None)
+
+
+def _takeable_by_key(view: View, queue: str, per_key: int) -> int:
+    """Jobs with a concurrency key that claims would get, of the first groups in line."""
+    keys = queue_keys(queue)
+    lanes = view.keys(keys.lane, after_queue(keys.lane), limit=GROUPS_LOOKED)
+    if per_key == 1:
+        return len(lanes)
+    found = 0
+    for lane in lanes:
+        row = view.get(keys.group + lane[-GROUP_BYTES:])
+        assert row is not None, "a group in the lanes has jobs"
+        group = group_row_of(row)
+        found += max(0, min(group.waiting, per_key - group.running))
+    return found
 
 
 def oldest_ready_ms(view: View, queue: str) -> list[int]:

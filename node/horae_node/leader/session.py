@@ -26,6 +26,9 @@ from horae_node.raft.port import Raft
 DELIVERED_REMEMBERED = 10_000
 """Claim ids whose answers went out lately: a late hang-up must not take back what a repeat was given."""
 
+QUEUES_REMEMBERED = 10_000
+"""Names of queues that a reign has looked at; past them it looks anew, which costs a look-up a claim."""
+
 STEP_LOOK_MS = 500
 """The longest sleep until a moment of cluster time, which may step ahead meanwhile (members' clocks are set, or heard):
 a job is no later by that than this."""
@@ -254,7 +257,10 @@ class LeaderSession:
         ready, room, wait_ms = views.takeable(self._applier.view, queue, self.lease_clock())
         if ready == 0:
             self._maybe_ready.pop(queue, None)
-        if wait_ms is not None and queue not in self._until_token:
+        before = self._until_token.pop(queue, None)
+        if before is not None:
+            before.cancel()  # the rate may be another by now
+        if wait_ms is not None:
             self._until_token[queue] = self._loop.call_later(wait_ms / 1000, self._on_token, queue)
         available = ready + coming if room is None else min(ready + coming, room)
         available -= self._asked.get(queue, 0)
@@ -349,6 +355,8 @@ class LeaderSession:
                 self._repeats.append(waiter)
         for queue in command.queues:
             if queue not in self._looked_at:
+                if len(self._looked_at) >= QUEUES_REMEMBERED:
+                    self._looked_at.clear()
                 self._looked_at.add(queue)
                 self._maybe_ready[queue] = None
             if queue in self._maybe_ready:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from tests.unit.core.world import HASH, World, submit
 
@@ -17,9 +20,10 @@ from horae_node.core.commands import (
     SetQueue,
     SubmitBatch,
 )
+from horae_node.core.decide.turns import ROWS_SPARE
 from horae_node.core.model import NO_SETTINGS
 from horae_node.core.results import BatchSubmitted, Done, Granted, Rejected, Submitted
-from horae_node.core.tables import REGROUP
+from horae_node.core.tables import KEYED, READY, REGROUP
 
 
 @pytest.fixture
@@ -286,6 +290,49 @@ def test_a_lowered_limit_holds_before_the_groups_were_looked_at(world: World):
     assert claim_all(world, 1) == ["a0"]
     world.set_queue(max_running_per_key=1)
     assert claim_all(world) == []
+
+
+@pytest.mark.parametrize("per_key", [1, 1000])
+def test_a_claim_reads_about_as_many_rows_as_it_grants(world: World, per_key: int):
+    """Each group that it opened was read for all that the claim wanted: a claim of a thousand took 1.6 s."""
+    world.set_queue(max_running_per_key=per_key)
+    world.apply(*[submit(f"{key}-{number}", concurrency_key=f"k{key}") for key in range(40) for number in range(40)])
+    read = count_rows(world, lambda: claim_all(world, 40))
+    assert read <= 2 * 40 + ROWS_SPARE
+
+
+def test_expired_jobs_are_passed_over_within_bounds(world: World):
+    keys = [f"k{number % 60}" for number in range(2400)]
+    world.apply(*[submit(f"j{number}", concurrency_key=key, ttl_ms=5) for number, key in enumerate(keys)])
+    world.pass_ms(10)
+    assert count_rows(world, lambda: claim_all(world, 1)) <= 2 + ROWS_SPARE
+
+
+def count_rows(world: World, act: Callable[[], object]) -> int:
+    """Rows of ready jobs that are read meanwhile."""
+    read = 0
+    scan = type(world.txn).scan
+
+    def counting(self: Any, start: bytes, stop: bytes, **how: Any) -> Any:
+        nonlocal read
+        rows = scan(self, start, stop, **how)
+        if start[:1] in (KEYED, READY) and how["limit"] < 1000:  # those of the invariants are pages of so many
+            read += len(rows)
+        return rows
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(world.txn), "scan", counting)
+        act()
+    return read
+
+
+def test_what_could_be_taken_of_a_key_is_counted(world: World):
+    """Each waiter cost a round of its own."""
+    world.set_queue(max_running_per_key=3)
+    world.apply(*[submit(f"a{number}", concurrency_key="a") for number in range(5)], submit("b", concurrency_key="b"))
+    assert views.takeable(world.txn, "default", 0).jobs == 4
+    claim_all(world, 2)
+    assert views.takeable(world.txn, "default", 0).jobs == 2
 
 
 def test_many_groups_are_looked_at_in_steps(world: World):

@@ -115,7 +115,6 @@ async def test_a_queue_is_read_and_changed(node: Node) -> None:
 @pytest.mark.parametrize(
     ("name", "patch", "pointer"),
     [
-        ("mail", {"paused": None}, "/paused"),
         ("mail", {"paused": 1}, "/paused"),
         ("mail", {"max_running": 0}, "/max_running"),
         ("mail", {"max_running": 1.5}, "/max_running"),

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from tests.helpers.one_node import OneNode, settle
 
 from horae import wire
-from horae_node import codec
-from horae_node.core.commands import AdvanceTime, ClaimJobs, Nothing, OpenEpoch, ReleaseJob, SubmitJob
+from horae_node import codec, service
+from horae_node.core.commands import (
+    AdvanceTime,
+    ClaimJobs,
+    Nothing,
+    OpenEpoch,
+    RaiseMachineVersion,
+    ReleaseJob,
+    SubmitJob,
+)
 from horae_node.core.invariants import check_invariants
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.leader import session
 from horae_node.leader.waiters import Waiter
+from horae_node.service import Refused
 
 
 def last_commands(node: OneNode) -> list[str]:
@@ -356,3 +366,39 @@ async def test_a_draining_session_answers_who_waits_and_still_takes_grants_back(
     await idle
     job = await node.service.job("a")
     assert (job.state, job.attempt) == ("ready", 0)
+
+
+async def test_a_raised_rate_wakes_who_waits_for_a_token_of_the_old_one() -> None:
+    """The timer of the old rate was kept: a parked claim ended empty though its job could be had."""
+    node = await OneNode().open()
+    node.proposer.send([RaiseMachineVersion(2)])
+    await settle()
+    await node.service.set_queue("default", wire.QueuePatch(rate_per_second=0.001, burst=1))
+    for job_id in ("a", "b"):
+        await node.submit(id=job_id)
+    assert [job.id for job in await node.claim()] == ["a"]
+    request = wire.ClaimRequest(worker="w", queues=["default"], wait_seconds=50)
+    waiting = asyncio.create_task(node.service.claim(request))
+    await settle()
+    node.clock.advance(1000)
+    await node.service.set_queue("default", wire.QueuePatch(rate_per_second=1000))
+    node.clock.advance(10)
+    async with asyncio.timeout(20):
+        assert [job.id for job in (await waiting).answer.jobs] == ["b"]
+
+
+async def test_what_an_older_build_does_not_know_is_not_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took a job that all others had refused, or ended at a command that it did not know."""
+    monkeypatch.setattr(service, "VERSION_LOOK_S", 0.0)
+    node = await OneNode().open()
+    entries = len(node.raft.entries)
+    keyed = msgspec.convert({"task": "t", "concurrency_key": "k"}, wire.SubmitRequest)
+    for call in (
+        node.service.set_queue("q", wire.QueuePatch(paused=True)),
+        node.service.submit(keyed),
+        node.service.submit_batch([keyed], atomic=False),
+    ):
+        with pytest.raises(Refused, match="older version"):
+            await call
+    await settle()
+    assert len(node.raft.entries) == entries

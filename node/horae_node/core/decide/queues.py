@@ -7,14 +7,13 @@ from typing import Any
 from horae_node.core.changes import Change, Decision, GroupLooked, QueueSet, RegroupMoved
 from horae_node.core.commands import SetQueue
 from horae_node.core.context import Context
-from horae_node.core.model import LIMITS_VERSION
 from horae_node.core.results import Done, Rejected
 from horae_node.core.tables import GROUP_BYTES, REGROUP, after_queue, queue_keys
 
 TOO_OLD = Rejected(
     "conflict",
-    f"the cluster runs by the rules of an older version (machine version {LIMITS_VERSION} is needed): it takes up the "
-    "new ones by itself once every member was upgraded and is reachable",
+    "the cluster runs by the rules of an older version, which know neither settings of queues nor a concurrency_key: "
+    "it takes up the new ones by itself once every member was upgraded and is reachable",
 )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from horae_node.core.changes import Decision, JobSubmitted
 from horae_node.core.commands import SubmitBatch, SubmitJob
 from horae_node.core.context import Context
+from horae_node.core.decide.queues import TOO_OLD
 from horae_node.core.model import JobSpec, QueueSettings
 from horae_node.core.results import BatchSubmitted, Rejected, Submitted
 from horae_node.core.runs import submitted
@@ -16,11 +17,6 @@ from horae_node.core.tables import RUN, S_PENDING, S_READY, id_key, run_of, seq_
 OTHER_CONTENT = Rejected("conflict", "a job with this id exists and was submitted with other content")
 EXPIRED_BEFORE = Rejected("invalid", "expires_at or ttl_seconds is already past")
 BEFORE_EPOCH = Rejected("invalid", "run_at is before 1970")
-KEYS_UNKNOWN = Rejected(
-    "conflict",
-    "the cluster runs by the rules of an older version, which know no concurrency_key: it takes up the new ones by "
-    "itself once every member was upgraded and is reachable",
-)
 
 
 def decide_submit(ctx: Context, command: SubmitJob) -> Decision:
@@ -116,7 +112,7 @@ def _new(ctx: Context, command: SubmitJob, seq: int, before_it: int) -> JobSubmi
         if settings.max_depth is not None and _depth(ctx, spec.queue) + before_it >= settings.max_depth:
             return _too_deep(spec.queue, settings)
     elif spec.concurrency_key is not None:
-        return KEYS_UNKNOWN
+        return TOO_OLD
     now_ms = ctx.now_ms
     if spec.expires_at_ms is not None or spec.ttl_ms is not None:
         spec = with_expiry(spec, now_ms)

@@ -16,7 +16,7 @@ from heapq import heapify, heappop, heappush
 from horae_node.core.changes import JobGranted
 from horae_node.core.commands import ClaimJobs
 from horae_node.core.context import Context
-from horae_node.core.decide.grant import PAGE_MIN, PAGES_MAX, grant_of
+from horae_node.core.decide.grant import grant_of
 from horae_node.core.model import Lanes
 from horae_node.core.tables import (
     GROUP_BYTES,
@@ -31,10 +31,20 @@ from horae_node.core.tables import (
 SPARE = 32
 """Groups looked at beyond those that are needed: the jobs of some may have expired, and wait for the sweep."""
 
+ROWS_SPARE = SPARE * 8
+"""Rows that one claim reads beyond twice those that it needs."""
+
 _KEYLESS = b""
 
 Place = tuple[int, int]
 """(inverted priority of the best job, turn): the least is next. No two groups have the same turn."""
+
+
+class _Budget:
+    """Rows that may still be read by one claim, however many groups it opens."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
 
 
 class _Line:
@@ -50,7 +60,7 @@ class _Line:
     def __lt__(self, other: _Line) -> bool:
         return self.place < other.place
 
-    def open(self, ctx: Context, command: ClaimJobs, keys: QueueKeys, per_key: int, wanted: int) -> None:
+    def open(self, ctx: Context, command: ClaimJobs, keys: QueueKeys, per_key: int, budget: _Budget) -> None:
         """Find its next job; none when it may not run one more: the limit was lowered since it was looked at."""
         if self._grants is not None:
             return
@@ -58,9 +68,8 @@ class _Line:
             start, stop = keys.ready, keys.ready_stop
         else:
             self._room = per_key - _running(ctx, keys, self.group)
-            wanted = min(self._room, wanted)
             start, stop = keyed_range(keys, self.group)
-        self._grants = _grants(ctx, command, start, stop, wanted)
+        self._grants = _grants(ctx, command, start, stop, budget)
         self._step(self.place[1])
 
     def take(self, turn: int) -> None:
@@ -87,11 +96,12 @@ def take(
     per_key = ctx.settings(queue).max_running_per_key
     lines = _lines(ctx, keys, lanes, wanted)
     heapify(lines)
+    budget = _Budget(2 * wanted + ROWS_SPARE)
     next_turn = lanes.next_turn
     while lines and len(jobs) < jobs_max:
         line = heappop(lines)
         expected = line.place
-        line.open(ctx, command, keys, per_key, wanted)
+        line.open(ctx, command, keys, per_key, budget)
         grant = line.next
         if grant is None:
             continue
@@ -128,11 +138,16 @@ def _running(ctx: Context, keys: QueueKeys, group: bytes) -> int:
     return group_row_of(row).running
 
 
-def _grants(ctx: Context, command: ClaimJobs, start: bytes, stop: bytes, wanted: int) -> Iterator[JobGranted]:
-    """What may be granted of a range of ready jobs, in order; a bounded number of those that may not is passed over."""
-    limit = wanted
-    for _ in range(PAGES_MAX):
+def _grants(ctx: Context, command: ClaimJobs, start: bytes, stop: bytes, budget: _Budget) -> Iterator[JobGranted]:
+    """What may be granted of a range of ready jobs, in order: one row first, then twice as many each time.
+
+    Most groups give one job a claim. What may not be granted is passed over, while the claim's budget lasts.
+    """
+    limit = 1
+    while budget.rows > 0:
+        limit = min(limit, budget.rows)
         rows = ctx.txn.scan(start, stop, limit=limit)
+        budget.rows -= len(rows)
         for key, row in rows:
             grant = grant_of(ctx, command, key, row)
             if grant is not None:
@@ -140,4 +155,4 @@ def _grants(ctx: Context, command: ClaimJobs, start: bytes, stop: bytes, wanted:
         if len(rows) < limit:
             return
         start = rows[-1][0] + b"\0"
-        limit = PAGE_MIN
+        limit *= 2
