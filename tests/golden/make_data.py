@@ -21,6 +21,7 @@ from horae_node.clock import ManualClock
 from horae_node.core import commands as c
 from horae_node.core import views
 from horae_node.core.commands import ENTRY_VERSION, Command, Header
+from horae_node.core.model import NO_SETTINGS, JobSpec
 from horae_node.raft.pysyncobj_journal import ENTRY_NOOP, ENTRY_REGULAR
 from horae_node.voters import write_voters
 from horae_storage.directory import open_directory
@@ -59,7 +60,23 @@ def history() -> list[tuple[Command, ...]]:
         (c.MoveMember(*_address("n2", 3)),),
         (c.PromoteMember("n2"), c.RemoveMember("n2")),
         (submit(make_spec("last"), None, 0, b""),),
+        (c.RaiseMachineVersion(2),),  # index 20
+        (c.SetQueue("mail", (("rate_milli", 1500), ("burst", 4), ("max_running", 5), ("max_running_per_key", 2))),),
+        (c.SetQueue("idle", (("paused", True), ("max_depth", 7))),),
+        tuple(submit(_keyed(n), None, 0, b"") for n in range(8)),
+        (c.ClaimJobs("keyed", ("mail",), 3, None, "claim-2"),),  # index 24
+        (c.CompleteJob("keyed-0", 24, b"2"), c.CancelJobIn("keyed-6", 1), c.CancelJobIn("keyed-7", 0)),
+        (c.SetQueue("mail", (("max_running_per_key", 1),)), c.RequeueJobIn("keyed-6", 5)),
+        (c.ClaimJobs("keyed", ("mail",), 9, None, ""),),
+        (c.AdvanceTime(100),),
+        (submit(_keyed(9), None, 0, b""), c.ClaimJobs("keyed", ("mail", "idle"), 1, None, "")),
     ]
+
+
+def _keyed(n: int) -> JobSpec:
+    """Some of three keys, some of none."""
+    key = f"k{n % 4}" if n % 4 else None
+    return make_spec(f"keyed-{n}", queue="mail", priority=n % 2, concurrency_key=key)
 
 
 def _address(node_id: str, host: int) -> c.MemberAddress:
@@ -82,6 +99,8 @@ def described(applier: Applier) -> dict[str, dict[str, Any]]:
     numbers = range(1, applier.meta().job_seq + 1)
     records = {f"job {seq}": run for seq in numbers if (run := views.run(view, seq)) is not None}
     records |= {f"queue {queue}": counts for queue, counts in views.all_counts(view).items()}
+    names = {queue: views.settings(view, queue) for queue in views.queue_names(view, "", 1000)}
+    records |= {f"settings {queue}": kept for queue, kept in names.items() if kept is not NO_SETTINGS}
     return {name: _plain(record) for name, record in {"meta": applier.meta(), **records}.items()}
 
 
