@@ -223,7 +223,7 @@ def _fill(fd: int) -> None:
     The first write of such a block has to be noted by the file system, and a direct one waits for that.
     """
     end = os.fstat(fd).st_size
-    at = os.lseek(fd, 0, os.SEEK_HOLE)
+    at = os.lseek(fd, 0, os.SEEK_HOLE) if end else end  # nothing to find in an empty one
     while at < end:
         try:
             stop = os.lseek(fd, at, os.SEEK_DATA)

@@ -205,6 +205,14 @@ def test_bytes_of_another_file_are_no_frame_here(tmp_path: Path) -> None:
     assert read(path) == [b"first"]
 
 
+def test_an_emptied_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tail"
+    make(path).close()
+    os.truncate(path, 0)
+    with pytest.raises(Corrupt, match="its head is not that of a log's tail"):
+        Tail(path)
+
+
 def test_no_block_is_written_for_the_first_time_later(tmp_path: Path) -> None:
     """A direct write of such a block waits within the call. Files of before that was known are filled when opened."""
     path = tmp_path / "tail"
