@@ -41,11 +41,15 @@ BAD_LOG = re.compile(r"Traceback|AssertionError|\bassert\b|[Cc]orrupt| error [a-
 """A broken promise as a log shows it: a traceback, an assertion, or a line of level error."""
 
 
+_unused = random.sample(PORTS, len(PORTS))
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on, each held until all are found."""
+    """Ports that nobody listens on, and none that was given before: a node may listen on its own much later."""
     with contextlib.ExitStack() as held:
         ports: list[int] = []
-        for port in random.sample(PORTS, len(PORTS)):
+        while _unused:
+            port = _unused.pop()
             sock = held.enter_context(socket.socket())
             with contextlib.suppress(OSError):
                 sock.bind((HOST, port))
