@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from itertools import islice
-from typing import Any, NamedTuple, Self, Unpack
+from typing import Any, NamedTuple, Self, TypeVar, Unpack
 from urllib.parse import quote, urlencode
 
 import msgspec
@@ -54,6 +54,7 @@ _AGAIN_SECONDS = 0.2
 
 
 _NO_PART = frozenset({"", ".", ".."})
+_List = TypeVar("_List", wire.QueueList, wire.WorkerList)
 
 
 class _Jobs(msgspec.Struct):
@@ -321,27 +322,25 @@ class AsyncClient:
 
     async def queues(self, *, page: int = 200) -> AsyncIterator[wire.QueueView]:
         """All queues that hold jobs or have settings, by name, read a page at a time."""
+        async for got in self._pages("/v1/queues", wire.QueueList, page):
+            for queue in got.queues:
+                yield queue
+
+    async def _pages(self, path: str, shape: type[_List], page: int) -> AsyncIterator[_List]:
         cursor: str | None = None
         while True:
             query = urlencode({"limit": str(page)} | ({} if cursor is None else {"cursor": cursor}))
-            got = (await self._call("GET", f"/v1/queues?{query}")).decode(wire.QueueList)
-            for queue in got.queues:
-                yield queue
+            got = (await self._call("GET", f"{path}?{query}")).decode(shape)
+            yield got
             cursor = got.next_cursor
             if cursor is None:
                 return
 
     async def workers(self, *, page: int = 200) -> AsyncIterator[wire.WorkerView]:
         """Who claimed or sent a heartbeat in the last five minutes, by name, read a page at a time."""
-        cursor: str | None = None
-        while True:
-            query = urlencode({"limit": str(page)} | ({} if cursor is None else {"cursor": cursor}))
-            got = (await self._call("GET", f"/v1/workers?{query}")).decode(wire.WorkerList)
+        async for got in self._pages("/v1/workers", wire.WorkerList, page):
             for worker in got.workers:
                 yield worker
-            cursor = got.next_cursor
-            if cursor is None:
-                return
 
     async def queue(self, name: str, *, deadline_seconds: float | None = None) -> wire.QueueView:
         """One queue: its depths and settings."""
