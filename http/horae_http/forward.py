@@ -103,7 +103,8 @@ class Forwarder:
 
     async def leaders_index(self, call: Call) -> int:
         """How far the leader's state had come at some moment after this call began. Raises: as `pass_on`."""
-        headers = {name: value for name, value in call.headers.items() if name.lower() == "authorization"}
+        token = call.headers.get("Authorization")
+        headers = {} if token is None else {"Authorization": token}
         asked = Call("", READ_CLUSTER.query(), b"", call.holder, (False, False), headers, stopping=call.stopping)
         answer = await self._pass(_Passed(READ_CLUSTER.method, READ_CLUSTER.path, headers, b""), READ_CLUSTER, asked)
         try:

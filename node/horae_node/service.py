@@ -8,8 +8,8 @@ both directions. Not here: HTTP, the wire's encodings, Raft. Next to read: `tran
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import cache
 from typing import TypeVar
 
@@ -334,7 +334,7 @@ class Service:
         """Newest first. Raises: `Refused("invalid", …, "/cursor")`."""
         if query.consistency != "local":
             await self._raft.read_barrier()
-        async with self._turns:
+        async with self._turns.one():
             with _cursors_named():
                 return reads.job_page(self._applier.view, self._clocks(), query)
 
@@ -347,7 +347,7 @@ class Service:
         """
         if not local:
             await self._raft.read_barrier()
-        async with self._turns:
+        async with self._turns.one():
             with _cursors_named():
                 return reads.queue_page(
                     self._applier.view, self._clocks().now_ms, limit=limit, cursor=cursor, only=only
@@ -397,19 +397,17 @@ class Service:
     ) -> wire.BulkAnswer:
         """Raises: `Refused("invalid", …, "/cursor")`, `NotApplied`, `OutcomeUnknown`."""
         self._proposer.require_room(ending=False)
-        named = request.filter.state
-        state = -1 if named is None else int(reads.STATE_BY_NAME[named])
-
-        def command(job_id: str) -> JobCommand | CancelJobIn | RequeueJobIn:
-            # A job may move on between the look at it and the command: one that is named by its state is meant in it.
-            checked = state >= 0 and self._applier.meta().machine_version >= LIMITS_VERSION
-            return within(job_id, state) if checked else plain(job_id)
-
         await self._raft.read_barrier()
-        async with self._turns:
+        async with self._turns.one():
             with _cursors_named():
                 ids, next_cursor = bulk.page(self._applier.view, request)
-        results = await self._proposer.run([command(job_id) for job_id in ids]) if ids else []
+        state = request.filter.state
+        commands: list[JobCommand | CancelJobIn | RequeueJobIn]
+        if state is None or self._applier.meta().machine_version < LIMITS_VERSION:
+            commands = [plain(job_id) for job_id in ids]
+        else:  # a job may move on between the look at it and the command: it is meant in the state that is named
+            commands = [within(job_id, int(reads.STATE_BY_NAME[state])) for job_id in ids]
+        results = await self._proposer.run(commands) if commands else []
         count = bulk.count_changed(results)
         self._counter(kind).inc(count)
         return wire.BulkAnswer(count, next_cursor)
@@ -424,14 +422,17 @@ class Service:
         return await self._change("run_now", RunJobNow(job_id))
 
     async def delete(self, job_id: str) -> None:
-        self._changed(await self._proposer.run_one(DeleteJob(job_id)), job_id)
-        self._counter("delete").inc()
+        await self._commit("delete", DeleteJob(job_id))
 
     async def _change(self, kind: str, command: JobCommand) -> wire.JobView:
         """One command about one job; the job as it is then."""
+        return self._render(await self._commit(kind, command), self._clocks())
+
+    async def _commit(self, kind: str, command: JobCommand | DeleteJob) -> int:
+        """The number of the job that the command changed."""
         done = self._changed(await self._proposer.run_one(command), command.job_id)
         self._counter(kind).inc()
-        return self._render(done.seq, self._clocks())
+        return done.seq
 
     def _changed(self, outcome: Outcome, job_id: str) -> Done:
         """What came of a command about this job. Raises: `Refused`, which names the job, and says how it stands."""
@@ -518,10 +519,9 @@ class Service:
 
     async def _end(self, kind: str, command: JobCommand) -> wire.JobView:
         self._proposer.require_room(ending=True)
-        done = self._changed(await self._proposer.run_one(command), command.job_id)
-        self._counter(kind).inc()
-        self._book.ended(done.seq)
-        return self._render(done.seq, self._clocks())
+        seq = await self._commit(kind, command)
+        self._book.ended(seq)
+        return self._render(seq, self._clocks())
 
     async def end_many(self, request: wire.EndingsRequest) -> list[wire.StateName | Failure | None]:
         """One result an item, in order: the job's state now; None: accepted, and its record is gone already."""
@@ -544,7 +544,7 @@ class Service:
         await self._raft.read_barrier()
         with _cursors_named():
             after = "" if cursor is None else reads.read_cursor(b"w", cursor).decode(errors="replace")
-        async with self._turns:
+        async with self._turns.one():
             now_ms = self._clocks().now_ms
             seen, more = self._book.page(self._now_s(), after, limit, only)
         workers = []
@@ -662,16 +662,11 @@ class Turns:
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
-    async def __aenter__(self) -> None:
-        await self._lock.acquire()
-        try:
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        async with self._lock:
             await asyncio.sleep(0)
-        except BaseException:
-            self._lock.release()
-            raise
-
-    async def __aexit__(self, *error: object) -> None:
-        self._lock.release()
+            yield
 
 
 def _nothing() -> None:

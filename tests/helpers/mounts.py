@@ -50,3 +50,13 @@ def loop_device(image: Path, *, sector_bytes: int) -> Iterator[str]:
         yield done.stdout.strip()
     finally:
         subprocess.run(["losetup", "--detach", done.stdout.strip()], check=True)
+
+
+def ext4_image(path: Path, size_mib: int, *options: str) -> Path:
+    """A file that holds an ext4 file system, for `mounted` or `loop_device`. Skips the test where none can be made."""
+    if shutil.which("mkfs.ext4") is None:
+        pytest.skip("SKIPPED FOR WANT OF A COMMAND: mkfs.ext4")
+    with path.open("wb") as file:
+        file.truncate(size_mib << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", *options, str(path)], check=True, capture_output=True)
+    return path

@@ -88,7 +88,7 @@ class Context:
         self._buckets: dict[str, Bucket] = {}
 
     def counts(self, queue: str) -> list[int]:
-        """The queue's jobs by state, to be changed in place; written by `flush_counts`."""
+        """The queue's jobs by state, to be changed in place; written by `flush`."""
         counts = self._counts.get(queue)
         if counts is None:
             row = self.get(counts_key(queue))

@@ -201,3 +201,21 @@ async def test_a_caller_that_hangs_up_on_a_follower_cancels_at_the_leader(leader
     await leader.service.entered.wait()
     writer.close()
     await asyncio.wait_for(leader.service.cancelled.wait(), 10)
+
+
+async def test_a_backups_own_question_to_the_leader_bears_the_callers_token(start_node: StartNode) -> None:
+    """However its header was spelt: without it, a leader with tokens would not say how far it has come."""
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 401 Unauthorized\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+        writer.close()
+
+    async with listening(serve) as url:
+        node = await start_node(FakeService("follower", leads=False, leader_url=url))
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.running.port)
+        writer.write(b"GET /v1/backup HTTP/1.1\r\nHost: a\r\nauthorization: Bearer mine\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 503 ")
+        writer.close()
+    assert b"\r\nAuthorization: Bearer mine\r\n" in asked[0]

@@ -263,7 +263,7 @@ async def test_long_looks_come_one_a_pass_of_the_loop() -> None:
     begun: list[int] = []
 
     async def look() -> None:
-        async with turns:
+        async with turns.one():
             begun.append(passes)
 
     looks = [asyncio.create_task(look()) for _ in range(5)]

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.helpers.damage import each_flipped_bit
 
 from horae_node.voters import VOTERS_FILE
 from horae_storage import peer_book
@@ -142,12 +143,9 @@ def test_one_flipped_bit_of_the_identity_is_refused(path: Path) -> None:
     open_directory(path, "c", "a").close()
     file = path / "identity.json"
     whole = file.read_bytes()
-    for bit in range(len(whole) * 8):
-        damaged = bytearray(whole)
-        damaged[bit // 8] ^= 1 << bit % 8
-        file.write_bytes(damaged)
+    for damaged in each_flipped_bit(file):
         with contextlib.suppress(ValueError):
-            if unsealed(bytes(damaged)) == unsealed(whole):
+            if unsealed(damaged) == unsealed(whole):
                 continue  # a line break became another blank
         with pytest.raises(DirectoryUnusable, match=r"identity\.json is damaged"):
             open_directory(path, "c", "a")

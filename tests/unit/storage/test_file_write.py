@@ -7,16 +7,14 @@ import errno
 import os
 import platform
 import resource
-import shutil
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import uvloop
-from tests.helpers.mounts import loop_device, mounted, tmpfs
+from tests.helpers.mounts import ext4_image, loop_device, mounted, tmpfs
 
 from horae_storage import file_write
 from horae_storage.file_write import BLOCK_BYTES, Done, FileWriter, KernelWriter, ThreadWriter, Watch, open_writer
@@ -96,13 +94,8 @@ async def test_one_that_was_waited_for_is_not_told_again(kind: str, path: Path) 
 @pytest.mark.parametrize("kind", ["kernel", "thread"])
 async def test_a_failure_is_told(kind: str, tmp_path: Path) -> None:
     """A file on a loop device whose own file has no room: it is found out when the data goes there."""
-    if shutil.which("mkfs.ext4") is None:
-        pytest.skip("SKIPPED FOR WANT OF A COMMAND: mkfs.ext4")
     with tmpfs(tmp_path / "small", 12) as small:
-        image = small / "image"
-        with image.open("wb") as made:
-            made.truncate(64 << 20)
-        subprocess.run(["mkfs.ext4", "-q", "-O", "^has_journal", str(image)], check=True, capture_output=True)  # noqa: ASYNC221
+        image = ext4_image(small / "image", 64, "-O", "^has_journal")
         with mounted(str(image), tmp_path / "disk", "-o", "loop") as disk:
             with (disk / "file").open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, 32 << 20)  # promised by the file system, not by what is below it
@@ -159,12 +152,7 @@ async def test_another_file_system_takes_the_thread(tmp_path: Path) -> None:
 
 async def test_a_file_system_that_journals_data_takes_the_thread(tmp_path: Path) -> None:
     """It takes a direct write, and does all of it within the call."""
-    if shutil.which("mkfs.ext4") is None:
-        pytest.skip("SKIPPED FOR WANT OF A COMMAND: mkfs.ext4")
-    image = tmp_path / "image"
-    with image.open("wb") as file:
-        file.truncate(64 << 20)
-    subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], check=True, capture_output=True)  # noqa: ASYNC221
+    image = ext4_image(tmp_path / "image", 64)
     with mounted(str(image), tmp_path / "disk", "-o", "loop,data=journal") as disk:
         (disk / "file").write_bytes(bytes(8192))
         with writer(disk / "file", lambda error: None) as made:
@@ -172,17 +160,11 @@ async def test_a_file_system_that_journals_data_takes_the_thread(tmp_path: Path)
 
 
 async def test_a_disk_with_larger_blocks_takes_the_thread(tmp_path: Path) -> None:
-    if shutil.which("mkfs.ext4") is None:
-        pytest.skip("SKIPPED FOR WANT OF A COMMAND: mkfs.ext4")
-    image = tmp_path / "image"
-    with image.open("wb") as file:
-        file.truncate(16 << 20)
-    with loop_device(image, sector_bytes=4096) as device:
-        subprocess.run(["mkfs.ext4", "-q", "-F", device], check=True, capture_output=True)  # noqa: ASYNC221
-        with mounted(device, tmp_path / "disk") as disk:
-            (disk / "file").write_bytes(bytes(8192))
-            with writer(disk / "file", lambda error: None) as made:
-                assert isinstance(made, ThreadWriter)
+    image = ext4_image(tmp_path / "image", 16, "-b", "4096")
+    with loop_device(image, sector_bytes=4096) as device, mounted(device, tmp_path / "disk") as disk:
+        (disk / "file").write_bytes(bytes(8192))
+        with writer(disk / "file", lambda error: None) as made:
+            assert isinstance(made, ThreadWriter)
 
 
 async def test_a_failure_of_the_thread_is_told(path: Path) -> None:

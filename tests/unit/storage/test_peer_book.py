@@ -7,6 +7,7 @@ import errno
 from pathlib import Path
 
 import pytest
+from tests.helpers.damage import each_flipped_bit
 
 from horae_storage import peer_book
 from horae_storage.errors import DirectoryUnusable
@@ -78,12 +79,7 @@ def test_a_damaged_book_is_refused_with_its_name(tmp_path: Path, content: bytes)
 def test_one_flipped_bit_is_refused(tmp_path: Path) -> None:
     """A healthy peer was accused, or one that forgot believed."""
     PeerBook(tmp_path).learn({"n2": "one", "n3": "three"})
-    file = tmp_path / FILE_NAME
-    whole = file.read_bytes()
-    for bit in range(len(whole) * 8):
-        damaged = bytearray(whole)
-        damaged[bit // 8] ^= 1 << bit % 8
-        file.write_bytes(damaged)
+    for _ in each_flipped_bit(tmp_path / FILE_NAME):
         with contextlib.suppress(DirectoryUnusable):
             book = PeerBook(tmp_path)
             assert [book.incarnation_of(name) for name in ("n2", "n3", "")] == ["one", "three", None]

@@ -9,7 +9,7 @@ from horae_node.core.changes import Change, ClaimRecorded, Decision, JobGranted
 from horae_node.core.commands import ClaimJobs
 from horae_node.core.context import Context
 from horae_node.core.decide import turns
-from horae_node.core.decide.grant import PAGE_MIN, PAGES_MAX, grant_of
+from horae_node.core.decide.grant import grant_of
 from horae_node.core.limits import allowance
 from horae_node.core.model import NO_SETTINGS
 from horae_node.core.results import Granted
@@ -25,6 +25,9 @@ from horae_node.core.tables import (
     seq_bytes,
 )
 
+PAGES_MAX = 8
+"""How many pages of a queue one claim reads: expired jobs, which wait for the sweep, may lie at its head."""
+PAGE_MIN = 32
 CLAIM_BYTES_MAX = 8 << 20
 """Payloads of one claim, as JSON: the answer is made on the leader's loop and carried by every hop, whole. The next
 claim gets the rest.

@@ -8,10 +8,6 @@ from horae_node.core.context import Context
 from horae_node.core.runs import granted
 from horae_node.core.tables import RUN, S_READY, run_of, terms_of_row
 
-PAGES_MAX = 8
-"""How many pages of a queue one claim reads: expired jobs, which wait for the sweep, may lie at its head."""
-PAGE_MIN = 32
-
 
 def grant_of(ctx: Context, command: ClaimJobs, key: bytes, row: tuple[object, ...]) -> JobGranted | None:
     """One job, or None when it has expired, or was granted in this very entry (its token could not grow)."""
