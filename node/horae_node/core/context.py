@@ -5,6 +5,8 @@ Made and dropped by `machine.apply`. Decisions read it, `evolve` writes through 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from horae_node.core.limits import tokens
 from horae_node.core.model import (
     KNOWN_VERSIONS,
@@ -31,6 +33,9 @@ from horae_node.core.tables import (
 )
 from horae_storage.kv import Txn
 
+if TYPE_CHECKING:
+    from horae_node.core.changes import Change
+
 
 class Context:
     """`now_ms` and `lease_clock` are the machine's; `index` is the entry's, and the token of every grant in it.
@@ -45,6 +50,7 @@ class Context:
         "_lanes",
         "_lanes_set",
         "_settings",
+        "changes",
         "delete",
         "died",
         "epoch",
@@ -80,6 +86,7 @@ class Context:
         self.finished: list[int] = []
         self.died: list[tuple[int, str]] = []
         self.members_changed = False
+        self.changes: list[Change] = []
         self._counts: dict[str, list[int]] = {}
         self._gained: dict[str, None] = {}
         self._settings: dict[str, QueueSettings] = {}

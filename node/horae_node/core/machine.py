@@ -6,10 +6,10 @@ are written once an entry. Next to read: `decide/`, then `evolve.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from horae_node.core.changes import Decision
+from horae_node.core.changes import Change, Decision
 from horae_node.core.commands import (
     ENTRY_VERSION,
     AddMember,
@@ -100,7 +100,15 @@ def apply(
     outcomes = tuple([_apply_command(ctx, header.epoch, command) for command in commands])
     ctx.flush()
     txn.put(META, _next_meta(ctx, txn.digest))
-    return EntryOutcome(outcomes, ctx.ready_queues(), tuple(ctx.finished), tuple(ctx.died), ctx.members_changed)
+    return EntryOutcome(
+        outcomes,
+        ctx.ready_queues(),
+        tuple(ctx.finished),
+        tuple(ctx.died),
+        ctx.members_changed,
+        ctx.changes,
+        ctx.now_ms,
+    )
 
 
 def next_deadline(view: View) -> Deadline:
@@ -135,9 +143,14 @@ def _apply_command(ctx: Context, epoch: int, command: Command) -> Outcome:
     decide = _DECIDERS.get(kind)
     assert decide is not None, f"unknown command {kind.__name__}"
     outcome, changes = decide(ctx, command)
+    _evolve_all(ctx, changes)
+    return outcome
+
+
+def _evolve_all(ctx: Context, changes: Sequence[Change]) -> None:
     for change in changes:
         evolve(ctx, change)
-    return outcome
+    ctx.changes.extend(changes)
 
 
 def _advance(ctx: Context, command: AdvanceTime) -> Advanced:
@@ -150,8 +163,7 @@ def _advance(ctx: Context, command: AdvanceTime) -> Advanced:
             if left <= 0:
                 break
             changes = decide(ctx, left)
-            for change in changes:
-                evolve(ctx, change)
+            _evolve_all(ctx, changes)
             items += len(changes)
     return Advanced(items, _is_due(next_deadline(ctx.txn), ctx))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from horae_node.core.changes import JobSubmitted
+    from horae_node.core.changes import Change, JobSubmitted
 
 
 class Rejected(NamedTuple):
@@ -80,3 +81,7 @@ class EntryOutcome(NamedTuple):
     """Those of them that ended in the dead-letter state, each with the reason."""
     members_changed: bool = False
     """Who is a member, or where, is not what it was."""
+    changes: Sequence[Change] = ()
+    """All that was written, in order: the same on every node."""
+    now_ms: int = 0
+    """The machine's time by then."""

@@ -58,7 +58,7 @@ def test_an_empty_entry_moves_the_index_and_the_clocks():
     world.pass_ms(5)
     entry = world.apply()
     meta = views.meta(world.txn)
-    assert entry == EntryOutcome((), ())
+    assert entry == EntryOutcome((), (), changes=[], now_ms=world.now_ms)
     assert (meta.applied_index, meta.now_ms, meta.lease_clock) == (world.index, world.now_ms, 5)
 
 
