@@ -17,7 +17,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType, defstruct
-from msgspec.structs import astuple, fields
+from msgspec.structs import astuple, fields, replace
 
 from horae import wire
 from horae_http import errors
@@ -380,8 +380,15 @@ def _native_job(view: wire.JobView) -> wire.JobView:
     twin.payload = _repacked(view.payload)
     twin.result = _repacked(view.result)
     twin.progress = _repacked(view.progress)
+    if isinstance(view.then, wire.FollowerView):
+        twin.then = _native_follower(view.then)
     job: wire.JobView = twin
     return job
+
+
+def _native_follower(view: wire.FollowerView) -> wire.FollowerView:
+    then = None if view.then is None else _native_follower(view.then)
+    return replace(view, payload=_repacked(view.payload), then=then)
 
 
 def _native_claimed(view: wire.ClaimedJob) -> wire.ClaimedJob:

@@ -29,11 +29,21 @@ async def submit_job(service: Service, call: Call) -> Answer:
     request: wire.SubmitRequest = call.body
     call.holder.require_queue(request.queue, "/queue")
     codec.settle(request, "payload", call.packed_in, wire.PAYLOAD_BYTES_MAX)
+    if request.then is not None:
+        _settle_followers(call, request)
     view, created = await service.submit(request)
     if not created:
         return codec.answer(200, view, call.packed_out)
     location = b"Location: /v1/jobs/%s\r\n" % quote(view.id, safe=_SAFE_IN_PATH).encode()
     return codec.answer(201, view, call.packed_out, location)
+
+
+def _settle_followers(call: Call, job: wire.SubmitRequest, prefix: str = "") -> None:
+    """The jobs that are to follow it: their queues, and their payloads. Raises: `Failure`."""
+    while (then := job.then) is not None:
+        job, prefix = then, f"{prefix}/then"
+        call.holder.require_queue(job.queue, f"{prefix}/queue")
+        codec.settle(job, "payload", call.packed_in, wire.PAYLOAD_BYTES_MAX, prefix)
 
 
 class Batch(NamedTuple):
@@ -117,6 +127,8 @@ async def submit_batch(service: Service, call: Call) -> Answer:
             call.holder.require_queue(job.queue, f"/jobs/{position}/queue")
         try:
             codec.settle(job, "payload", call.packed_in, wire.PAYLOAD_BYTES_MAX, prefix)
+            if job.then is not None:
+                _settle_followers(call, job, prefix)
         except Failure as failure:
             if batch.atomic:
                 raise

@@ -14,7 +14,7 @@ from zlib import crc32
 import msgspec
 
 from horae import wire
-from horae_node.core import views
+from horae_node.core import lists, views
 from horae_node.core.model import State
 from horae_node.core.results import Done, Outcome
 from horae_node.core.tables import seq_bytes
@@ -24,9 +24,11 @@ from horae_node.reads import (
     EXAMINED_MAX,
     STATE_BY_NAME,
     BadCursor,
+    is_in,
     make_cursor,
     matches,
     read_cursor,
+    traits_wanted,
 )
 from horae_storage.kv import View
 
@@ -48,14 +50,15 @@ def page(view: View, request: wire.CancelManyRequest | wire.RequeueManyRequest) 
     names = wire.CANCELLABLE if wanted.state is None else (wanted.state,)
     states = [STATE_BY_NAME[name] for name in names]
     states, before = _place(states, wanted, request.cursor)
+    traits = traits_wanted(wanted.task, wanted.tag)
     ids: list[str] = []
     examined = examined_bytes = 0
     for state in states:
-        listed = views.list_jobs(view, wanted.queue, state, before, EXAMINED_MAX - examined)
+        listed = lists.find_jobs(view, lists.Wanted(wanted.queue, state, traits), before, EXAMINED_MAX - examined)
         for seq in listed.seqs:
             spec = views.spec(view, seq)
             assert spec is not None, "a listed job has a record"
-            if matches(spec, wanted.task, wanted.tag):
+            if not traits or (matches(spec, wanted.task, wanted.tag) and is_in(view, seq, spec, wanted.queue, state)):
                 ids.append(spec.id)
             examined += 1
             examined_bytes += len(spec.payload)

@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 
 from horae_node.core.commands import ENTRY_VERSION, TAGS, Command, Header, SubmitBatch, SubmitJob
-from horae_node.core.model import JobSpec
+from horae_node.core.tables import LINKS_FIELD, spec_of
 from horae_node.errors import Fatal, Outdated
 
 _packer = msgpack.Packer(use_bin_type=True, autoreset=True)
@@ -93,15 +93,23 @@ def split_entry(entry: bytes) -> _Decoded:
     return Header(version, epoch, now_ms, lease_clock), tuple(map(_command, commands))
 
 
+def _submit(fields: tuple[Any, ...]) -> SubmitJob:
+    """Raises: TypeError for another shape. A spec may have its links as one field more (`links_of`)."""
+    spec = fields[0]
+    if len(spec) not in (LINKS_FIELD, LINKS_FIELD + 1):
+        raise TypeError(f"a job's spec has {len(spec)} fields")
+    return SubmitJob(spec_of(spec), *fields[1:])
+
+
 def _command(fields: tuple[Any, ...]) -> Command:
     command = TAGS.get(fields[0])
     if command is None:
         raise Outdated(f"command tag {fields[0]} is not known to this build; upgrade this node")
     try:
         if command is SubmitJob:
-            return SubmitJob(JobSpec._make(fields[1]), *fields[2:])
+            return _submit(fields[1:])
         if command is SubmitBatch:
-            return SubmitBatch(tuple(SubmitJob(JobSpec._make(job[0]), *job[1:]) for job in fields[1]))
+            return SubmitBatch(tuple(map(_submit, fields[1])))
         return command._make(fields[1:])  # type: ignore[attr-defined, no-any-return]
     except TypeError as error:
         raise Outdated(

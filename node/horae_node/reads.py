@@ -13,13 +13,15 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final
 
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from horae import wire
-from horae_node.core import views
+from horae_node.core import lists, views
+from horae_node.core.decide.submit import with_expiry
 from horae_node.core.limits import burst_of
 from horae_node.core.model import AttemptError, JobSpec, Run, State
-from horae_node.core.tables import seq_bytes
+from horae_node.core.tables import Tombstone, follower_of, links_of, run_of, seq_bytes, trait_of
+from horae_node.translate import moment_ms
 from horae_storage.kv import View
 
 QUEUE_LOOKS_MAX: Final = 4000
@@ -35,6 +37,7 @@ _STATE_NAMES: Final[tuple[wire.StateName, ...]] = (
     "cancelled",
     "expired",
 )
+_ON_FAILURE: Final[tuple[wire.OnFailure, ...]] = ("cancel", "run")
 _SUCCEEDED: Final = int(State.SUCCEEDED)
 _RUNNING: Final = int(State.RUNNING)
 STATE_BY_NAME: Final[Mapping[str, State]] = {name: State(i) for i, name in enumerate(_STATE_NAMES)}
@@ -163,6 +166,49 @@ def new_job_view(spec: JobSpec, run: Run) -> wire.JobView:
     if spec.schedule_id is not None:
         job.schedule_id = spec.schedule_id
         job.nominal_time = None if spec.nominal_ms is None else moment_text(spec.nominal_ms)
+    links = links_of(spec)
+    if links is not None:
+        job.after = list(links.after)
+        job.on_failure = _ON_FAILURE[links.on_failure]
+        job.then = _follower_view(spec)
+    return job
+
+
+def _follower_view(spec: JobSpec) -> wire.FollowerView | None:
+    follower = follower_of(spec)
+    if follower is None:
+        return None
+    job, delay_ms, _ = follower
+    return wire.FollowerView(
+        id=job.id,
+        task=job.task,
+        payload=Raw(job.payload),
+        queue=job.queue,
+        delay_seconds=delay_ms / 1000,
+        priority=job.priority,
+        max_attempts=job.max_attempts,
+        retry=_retry_view(*job[6:10]),
+        lease_seconds=job.lease_ms / 1000,
+        timeout_seconds=job.timeout_ms / 1000,
+        max_lost=job.max_lost,
+        ttl_seconds=None if job.ttl_ms is None else job.ttl_ms / 1000,
+        unique_key=job.unique_key,
+        concurrency_key=job.concurrency_key,
+        tags=dict(job.tags),
+        retention_seconds=job.retention_ms / 1000,
+        then=_follower_view(job),
+    )
+
+
+def gone_job_view(spec: JobSpec, gone: Tombstone) -> wire.JobView:
+    """A job whose record is gone, as it was submitted (which is what `spec` says) and as its tombstone remembers it."""
+    state, token = gone.state, 0
+    times = gone.created_ms, gone.first_due_ms, gone.started_ms, gone.finished_ms
+    run = run_of((state, gone.attempt, 0, 0, token, 0, "", *times, 0, 0, 0, 0, False, "", 0, b"", gone.first_due_ms))
+    job = new_job_view(with_expiry(spec, gone.created_ms), run)
+    job.attempt = gone.attempt
+    job.started_at = moment_text(gone.started_ms) if gone.started_ms else None
+    job.finished_at = moment_text(gone.finished_ms)
     return job
 
 
@@ -182,7 +228,7 @@ def job_view(view: View, seq: int, clocks: Clocks) -> wire.JobView:
         job.progress = Raw(progress)
     if state == _SUCCEEDED and (result := views.result(view, seq)) is not None:
         job.result = Raw(result)
-    if failures or job.lost:
+    if failures or job.lost or links_of(spec) is not None:
         job.errors = [_error_view(error) for error in views.errors(view, seq)]
         job.last_error = job.errors[-1] if job.errors else None
     if state == _RUNNING:
@@ -241,16 +287,17 @@ def job_page(view: View, clocks: Clocks, query: wire.JobsQuery) -> wire.JobList:
     before = None if query.cursor is None else int.from_bytes(read_cursor(b"j", query.cursor, 8), "big")
     state = None if query.state is None else STATE_BY_NAME[query.state]
     task, tag, schedule_id = query.task, query.tag, query.schedule_id
-    filtered = task is not None or tag is not None or schedule_id is not None
-    seqs, next_before = views.list_jobs(view, query.queue, state, before, EXAMINED_MAX if filtered else query.limit)
+    traits = traits_wanted(task, tag, schedule_id)
+    wanted = lists.Wanted(query.queue, state, traits, _moment_ms(query.created_from), _moment_ms(query.created_before))
+    seqs, next_before = lists.find_jobs(view, wanted, before, EXAMINED_MAX if traits else query.limit)
     jobs: list[wire.JobView] = []
     held_bytes = examined_bytes = 0
     for seq in seqs:
         fits = True
-        if filtered:
+        if traits:
             spec = views.spec(view, seq)
             assert spec is not None, "a listed job has a record"
-            fits = matches(spec, task, tag, schedule_id)
+            fits = matches(spec, task, tag, schedule_id) and is_in(view, seq, spec, query.queue, state)
             examined_bytes += len(spec.payload)
         if fits:
             jobs.append(job_view(view, seq, clocks))
@@ -260,6 +307,24 @@ def job_page(view: View, clocks: Clocks, query: wire.JobsQuery) -> wire.JobList:
             next_before = seq if seq != seqs[-1] else next_before
             break
     return wire.JobList(jobs, None if next_before is None else make_cursor(b"j", seq_bytes(next_before)))
+
+
+def traits_wanted(task: str | None, tag: str | None, schedule_id: str | None = None) -> list[bytes]:
+    """The indexes that a filter may walk along."""
+    named = (("schedule", schedule_id), ("tag", tag), ("task", task))
+    return [trait_of(kind, name) for kind, name in named if name is not None]
+
+
+def is_in(view: View, seq: int, spec: JobSpec, queue: str | None, state: int | None) -> bool:
+    """Whether the job is of that queue and in that state, where one is given."""
+    if queue is not None and spec.queue != queue:
+        return False
+    run = None if state is None else views.run(view, seq)
+    return run is None or run.state == state
+
+
+def _moment_ms(moment: datetime | None) -> int | None:
+    return None if moment is None else moment_ms(moment)
 
 
 def matches(spec: JobSpec, task: str | None, tag: str | None, schedule_id: str | None = None) -> bool:
@@ -277,6 +342,10 @@ def content_bytes(job: wire.JobView | wire.ClaimedJob) -> int:
     if isinstance(job, wire.ClaimedJob):
         return total + (0 if job.last_error is None else _text_bytes(job.last_error))
     total += len(memoryview(job.result))
+    follower = job.then
+    while follower is not UNSET and follower is not None:
+        total += len(memoryview(follower.payload))
+        follower = follower.then
     return total + sum(map(_text_bytes, job.errors)) if job.errors else total
 
 

@@ -33,8 +33,8 @@ from horae_node.core.commands import (
     SubmitJob,
 )
 from horae_node.core.decide.queues import TOO_OLD
-from horae_node.core.decide.submit import EXPIRED_BEFORE
-from horae_node.core.model import FINISHED, LIMITS_VERSION
+from horae_node.core.decide.submit import EXPIRED_BEFORE, TOO_OLD_FOR_LINKS
+from horae_node.core.model import FINISHED, LIMITS_VERSION, LINKS_VERSION
 from horae_node.core.results import BatchSubmitted, Done, EntryOutcome, Heartbeat, Outcome, Rejected, Submitted
 from horae_node.core.tables import S_RUNNING
 from horae_node.errors import NotApplied, OutcomeUnknown, Refused
@@ -265,8 +265,7 @@ class Service:
     async def submit(self, request: wire.SubmitRequest) -> tuple[wire.JobView, bool]:
         """The job and whether it is new. Raises: `Refused` (`conflict`, `invalid`), `NotApplied`, `OutcomeUnknown`."""
         self._proposer.require_room(ending=False)
-        if request.concurrency_key is not None:
-            await self._wait_for_limits()
+        await self._wait_for_rules(_version_of(request))
         now_ms = self._session.now_ms()
         command = translate.submit_command(request, now_ms)
         outcome = await self._proposer.run_one(command, _due_now((command,), now_ms))
@@ -274,15 +273,14 @@ class Service:
         if isinstance(outcome, Rejected):
             raise _refused_submit(outcome, command)
         assert isinstance(outcome, Submitted)
-        return self._submitted_job(outcome)
+        return self._submitted_job(outcome, command)
 
     async def submit_batch(
         self, requests: Sequence[wire.SubmitRequest], *, atomic: bool
     ) -> list[tuple[wire.JobView, bool] | Failure]:
         """One result a job, in order. Atomic: raises `Refused` (pointer `/jobs/3`): none is made."""
         self._proposer.require_room(ending=False)
-        if any(request.concurrency_key is not None for request in requests):
-            await self._wait_for_limits()
+        await self._wait_for_rules(max(map(_version_of, requests)))
         now_ms = self._session.now_ms()
         commands = [translate.submit_command(request, now_ms) for request in requests]
         self._counter("submit").inc(len(commands))
@@ -307,13 +305,15 @@ class Service:
         if not isinstance(result, Submitted):
             return _failure(result)
         try:
-            return self._submitted_job(result)
+            return self._submitted_job(result, command)
         except Refused as gone:
             return gone
 
-    def _submitted_job(self, submitted: Submitted) -> tuple[wire.JobView, bool]:
+    def _submitted_job(self, submitted: Submitted, command: SubmitJob) -> tuple[wire.JobView, bool]:
         """A new job as it was made, whatever has become of it since. Raises: `Refused("not_found")` for an old one."""
         new = submitted.new
+        if submitted.gone is not None:
+            return reads.gone_job_view(command.spec, submitted.gone), False
         if new is None:
             return self._render(submitted.seq, self._clocks()), False
         return reads.new_job_view(new.spec, new.run), True
@@ -365,22 +365,22 @@ class Service:
         Raises: `Refused("conflict")` while the cluster runs by older rules; `NotApplied`, `OutcomeUnknown`.
         """
         self._proposer.require_room(ending=True)
-        await self._wait_for_limits()
+        await self._wait_for_rules(LIMITS_VERSION)
         _accepted(await self._proposer.run_one(translate.queue_command(name, patch)), Done)
         self._counter("set_queue").inc()
         return reads.queue_view(self._applier.view, self._clocks().now_ms, name)[0]
 
-    async def _wait_for_limits(self) -> None:
+    async def _wait_for_rules(self, version: int) -> None:
         """A new cluster takes up its newest rules within a second or two: what needs them waits so long.
 
         What members of an older build do not know must not get into the log: they would do something else, or end.
         Raises: `Refused("conflict")`.
         """
         for _ in range(VERSION_LOOKS):
-            if self._applier.meta().machine_version >= LIMITS_VERSION:
+            if version == 1 or self._applier.meta().machine_version >= version:
                 return
             await asyncio.sleep(VERSION_LOOK_S)
-        raise _refused(TOO_OLD)
+        raise _refused(TOO_OLD if version == LIMITS_VERSION else TOO_OLD_FOR_LINKS)
 
     async def cancel_many(self, request: wire.CancelManyRequest) -> wire.BulkAnswer:
         return await self._change_many("cancel", request, CancelJob, CancelJobIn)
@@ -673,6 +673,13 @@ def _nothing() -> None:
     """Nobody watches."""
 
 
+def _version_of(request: wire.SubmitRequest) -> int:
+    """The oldest machine version that can keep what this asks for."""
+    if request.then is not None or request.after:
+        return LINKS_VERSION
+    return 1 if request.concurrency_key is None else LIMITS_VERSION
+
+
 def _due_now(commands: Sequence[SubmitJob], now_ms: int) -> dict[str, int]:
     """How many of these jobs are ready at once, by queue."""
     due: dict[str, int] = {}
@@ -698,7 +705,7 @@ def _refused(rejected: Rejected) -> Refused:
 def _refused_submit(rejected: Rejected, command: SubmitJob, pointer: str = "") -> Refused:
     """As `_refused`, below `pointer`, with the key that is to blame."""
     if rejected[:2] != EXPIRED_BEFORE[:2]:
-        return Refused(rejected.code, rejected.detail, pointer)
+        return Refused(rejected.code, rejected.detail, f"{pointer}/{rejected.field}" if rejected.field else pointer)
     key = "expires_at" if command.spec.ttl_ms is None else "ttl_seconds"
     return Refused("invalid", "is already past: the job would expire before it could run", f"{pointer}/{key}")
 

@@ -12,12 +12,13 @@ from hashlib import blake2b
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
+from msgspec.structs import replace
 
 from horae import wire
 from horae_node import codec, ids
 from horae_node.core.commands import ClaimJobs, CompleteJob, FailJob, HeartbeatLease, ReleaseJob, SetQueue, SubmitJob
-from horae_node.core.model import NO_SETTINGS, JobSpec
-from horae_node.core.tables import spec_of
+from horae_node.core.model import NO_SETTINGS, Follower, JobSpec, Links, OnFailure
+from horae_node.core.tables import linked, spec_of
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NULL = b"null"
@@ -84,14 +85,38 @@ def submit_command(request: wire.SubmitRequest, now_ms: int) -> SubmitJob:
     )
     run_at_ms = None if request.run_at is None else moment_ms(request.run_at)
     delay_ms = 0 if request.delay_seconds is None else span_ms(request.delay_seconds)
+    if request.then is not None or request.after:
+        return _linked_command(request, SubmitJob(spec, run_at_ms, delay_ms, b""), now_ms)
     content = b"" if own_id is None else _content_hash(spec, payload, run_at_ms, delay_ms)
     return SubmitJob(spec, run_at_ms, delay_ms, content)
 
 
-def _content_hash(spec: JobSpec, payload: bytes, run_at_ms: int | None, delay_ms: int) -> bytes:
+def _linked_command(request: wire.SubmitRequest, bare: SubmitJob, now_ms: int) -> SubmitJob:
+    """The same with its links, and what of them counts as its content: an id that was made here does not."""
+    then = None if request.then is None else submit_command(request.then, now_ms)
+    on_failure = OnFailure.RUN if request.on_failure == "run" else OnFailure.CANCEL
+    follower = None if then is None else Follower(then.spec, then.delay_ms, then.content_hash)
+    links = Links(tuple(request.after), int(on_failure), follower)
+    content = b"" if request.id is None else _linked_content(request, bare)
+    return bare._replace(spec=linked(bare.spec, links), content_hash=content)
+
+
+def _linked_content(request: wire.SubmitRequest, bare: SubmitJob) -> bytes:
+    then = b""
+    if request.then is not None:
+        anonymous = replace(request.then, id=request.then.id or "", then=None)
+        then = _linked_content(request.then, submit_command(anonymous, 0))
+    spec, run_at_ms, delay_ms, _ = bare
+    return _content_hash(
+        spec, spec.payload, run_at_ms, delay_ms, tuple(request.after), request.on_failure == "run", then
+    )
+
+
+def _content_hash(spec: JobSpec, payload: bytes, run_at_ms: int | None, delay_ms: int, *links: object) -> bytes:
     """16 bytes that say what was submitted: white space and the order of keys in the payload do not count."""
     canonical = payload if len(payload) <= 4 else _encode_canonical(_decode_json(payload))
-    return blake2b(codec.pack_value((canonical, *spec[:3], *spec[4:], run_at_ms, delay_ms)), digest_size=16).digest()
+    content = canonical, *spec[:3], *spec[4:], run_at_ms, delay_ms, *links
+    return blake2b(codec.pack_value(content), digest_size=16).digest()
 
 
 def queue_command(name: str, patch: wire.QueuePatch) -> SetQueue:

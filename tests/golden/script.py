@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.unit.core.world import World, make_spec
 
-from horae_node.core import views
+from horae_node.core import lists, views
 from horae_node.core.commands import (
     AddMember,
     AdvanceTime,
@@ -40,11 +40,13 @@ from horae_node.core.commands import (
     SubmitBatch,
     SubmitJob,
 )
-from horae_node.core.model import Ending, MemberRecord, Run, Standing, State, Versions
+from horae_node.core.model import Ending, Follower, Links, MemberRecord, OnFailure, Run, Standing, State, Versions
 from horae_node.core.results import BatchSubmitted, EntryOutcome, Outcome, Submitted
+from horae_node.core.tables import linked
 
 RULE = "----"
 SPEC_TEXTS = {"task", "queue", "unique_key", "concurrency_key", "schedule_id"}
+NO_FIELD = ("field", "")
 Options = dict[str, str]
 
 
@@ -99,9 +101,26 @@ def _submit(words: list[str]) -> SubmitJob:
     run_at = options.pop("run_at_ms", None)
     delay_ms = int(options.pop("delay_ms", "0"))
     content = options.pop("content", "")
+    links = _links(options)
     given: dict[str, Any] = {key: value if key in SPEC_TEXTS else int(value) for key, value in options.items()}
     run_at_ms = None if run_at is None else int(run_at)
-    return SubmitJob(make_spec(job_id, **given), run_at_ms, delay_ms, content.encode().ljust(16) if content else b"")
+    spec = make_spec(job_id, **given)
+    content_hash = content.encode().ljust(16) if content else b""
+    return SubmitJob(spec if links is None else linked(spec, links), run_at_ms, delay_ms, content_hash)
+
+
+def _links(o: Options) -> Links | None:
+    """`after=a,b`, `on_failure=run`, `then=ID` with `then_delay_ms`, `then_content`, `then_queue`, `then_then`."""
+    if "after" not in o and "then" not in o:
+        return None
+    after = tuple(o.pop("after").split(",")) if "after" in o else ()
+    on_failure = OnFailure[o.pop("on_failure", "cancel").upper()]
+    then = o.pop("then", None)
+    if then is None:
+        return Links(after, int(on_failure), None)
+    words = [then, *(f"{key[5:]}={o.pop(key)}" for key in list(o) if key.startswith("then_"))]
+    follower = _submit(words)
+    return Links(after, int(on_failure), Follower(follower.spec, follower.delay_ms, follower.content_hash))
 
 
 def _claim(worker: str, o: Options) -> Command:
@@ -161,13 +180,15 @@ def _outcome(outcome: Outcome) -> str:
     if isinstance(outcome, BatchSubmitted):
         jobs = [f"Submitted({_submitted(job).replace(' ', ', ')})" for job in outcome.jobs]
         return f"BatchSubmitted jobs=({', '.join(jobs)}{',' if len(jobs) == 1 else ''})"
-    fields = " ".join(f"{name}={value!r}" for name, value in zip(outcome._fields, outcome, strict=True))
+    shown = [(name, value) for name, value in zip(outcome._fields, outcome, strict=True) if (name, value) != NO_FIELD]
+    fields = " ".join(f"{name}={value!r}" for name, value in shown)
     return f"{type(outcome).__name__} {fields}"
 
 
 def _submitted(outcome: Submitted) -> str:
     """What was made shows among the effects."""
-    return f"seq={outcome.seq} created={outcome.created}"
+    gone = "" if outcome.gone is None else f" gone={State(outcome.gone.state).name.lower()}"
+    return f"seq={outcome.seq} created={outcome.created}{gone}"
 
 
 def _effects(world: World, before: dict[str, tuple[Run, int]], entry: EntryOutcome) -> list[str]:
@@ -187,7 +208,7 @@ def _moves(world: World, before: dict[str, MemberRecord]) -> list[str]:
 
 def _jobs(world: World) -> dict[str, tuple[Run, int]]:
     found = {}
-    for seq in sorted(views.list_jobs(world.txn, None, None, None, 1000).seqs):
+    for seq in sorted(lists.list_jobs(world.txn, None, None, None, 1000).seqs):
         spec, run = views.spec(world.txn, seq), views.run(world.txn, seq)
         assert spec is not None
         assert run is not None

@@ -30,6 +30,7 @@ from horae.jobs import (
     JobFilter,
     JobOptions,
     JobPage,
+    JobsWanted,
     NewJob,
     QueueSettings,
     Renewal,
@@ -199,40 +200,15 @@ class Client:
         """Read one job. Raises: `NotFound`."""
         return self._run(self._client.job(job_id, deadline_seconds=deadline_seconds))
 
-    def jobs_page(
-        self,
-        *,
-        queue: str | None = None,
-        state: str | None = None,
-        task: str | None = None,
-        schedule_id: str | None = None,
-        tag: str | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-    ) -> JobPage:
-        """One page of jobs, newest first; hand its `next_cursor` back for the next. `tag` is `"key:value"`."""
-        return self._run(
-            self._client.jobs_page(
-                queue=queue, state=state, task=task, schedule_id=schedule_id, tag=tag, limit=limit, cursor=cursor
-            )
-        )
+    def jobs_page(self, *, limit: int = 50, cursor: str | None = None, **wanted: Unpack[JobsWanted]) -> JobPage:
+        """One page of jobs, newest first; hand its `next_cursor` back for the next."""
+        return self._run(self._client.jobs_page(limit=limit, cursor=cursor, **wanted))
 
-    def jobs(
-        self,
-        *,
-        queue: str | None = None,
-        state: str | None = None,
-        task: str | None = None,
-        schedule_id: str | None = None,
-        tag: str | None = None,
-        page: int = 200,
-    ) -> Iterator[Job]:
+    def jobs(self, *, page: int = 200, **wanted: Unpack[JobsWanted]) -> Iterator[Job]:
         """All jobs that match, newest first, read a page at a time."""
         cursor: str | None = None
         while True:
-            got = self.jobs_page(
-                queue=queue, state=state, task=task, schedule_id=schedule_id, tag=tag, limit=page, cursor=cursor
-            )
+            got = self.jobs_page(limit=page, cursor=cursor, **wanted)
             yield from got.jobs
             cursor = got.next_cursor
             if cursor is None:

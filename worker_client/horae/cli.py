@@ -65,6 +65,8 @@ _FLAGS = {
     "/id": "--id",
     "/priority": "--priority",
     "/max_attempts": "--max-attempts",
+    "/after": "--after",
+    "/on_failure": "--on-failure",
     "/state": "--state",
     "/filter/queue": "--queue",
     "/filter/state": "--state",
@@ -373,6 +375,8 @@ class _WaitSeconds(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 @click.option("--id", "job_id", metavar="ID", help="Your own id: submitting it again makes no second job.")
 @click.option("--priority", type=_Whole(-100, 100), metavar="N", help="-100 to 100, higher first.")
 @click.option("--max-attempts", type=_Whole(1, 100), metavar="N", help="1 to 100. Default: 5.")
+@click.option("--after", multiple=True, metavar="ID", help="Run it when this job is finished; may be given again.")
+@click.option("--on-failure", type=click.Choice(["cancel", "run"]), help="When one of those fails. Default: cancel.")
 @click.option(
     "--wait",
     "wait_seconds",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from itertools import islice
@@ -31,6 +31,7 @@ from horae.jobs import (
     JobFilter,
     JobOptions,
     JobPage,
+    JobsWanted,
     NewJob,
     QueueSettings,
     Renewal,
@@ -191,36 +192,23 @@ class AsyncClient:
     async def jobs_page(
         self,
         *,
-        queue: str | None = None,
-        state: str | None = None,
-        task: str | None = None,
-        schedule_id: str | None = None,
-        tag: str | None = None,
         limit: int = 50,
         cursor: str | None = None,
         deadline_seconds: float | None = None,
+        **wanted: Unpack[JobsWanted],
     ) -> JobPage:
-        """One page of jobs, newest first; hand its `next_cursor` back for the next. `tag` is `"key:value"`."""
-        named = {"queue": queue, "state": state, "task": task, "schedule_id": schedule_id, "tag": tag, "cursor": cursor}
-        query = urlencode({key: value for key, value in named.items() if value is not None} | {"limit": str(limit)})
+        """One page of jobs, newest first; hand its `next_cursor` back for the next."""
+        _require_known("jobs", wanted, JobsWanted.__optional_keys__)
+        moments = {key: _moment(wanted.get(key)) for key in ("created_from", "created_before")}
+        named: dict[str, Any] = {**wanted, **moments, "cursor": cursor, "limit": str(limit)}
+        query = urlencode({key: value for key, value in named.items() if value is not None})
         return (await self._call("GET", f"/v1/jobs?{query}", None, deadline_seconds)).decode(JobPage)
 
-    async def jobs(
-        self,
-        *,
-        queue: str | None = None,
-        state: str | None = None,
-        task: str | None = None,
-        schedule_id: str | None = None,
-        tag: str | None = None,
-        page: int = 200,
-    ) -> AsyncIterator[Job]:
+    async def jobs(self, *, page: int = 200, **wanted: Unpack[JobsWanted]) -> AsyncIterator[Job]:
         """All jobs that match, newest first, read a page at a time."""
         cursor: str | None = None
         while True:
-            got = await self.jobs_page(
-                queue=queue, state=state, task=task, schedule_id=schedule_id, tag=tag, limit=page, cursor=cursor
-            )
+            got = await self.jobs_page(limit=page, cursor=cursor, **wanted)
             for job in got.jobs:
                 yield job
             cursor = got.next_cursor
@@ -563,13 +551,17 @@ def _part(name: str, pointer: str) -> str:
 
 
 def _require_options(options: JobOptions) -> None:
+    _require_known("submit", options, JobOptions.__optional_keys__)
+
+
+def _require_known(call: str, given: Mapping[str, object], known: frozenset[str]) -> None:
     """Raises: TypeError for an option that is none, with the one that was meant."""
-    unknown = options.keys() - JobOptions.__optional_keys__
+    unknown = given.keys() - known
     if unknown:
         name = min(unknown)
-        close = get_close_matches(name, sorted(JobOptions.__optional_keys__), n=1, cutoff=0.5)
-        meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(JobOptions.__optional_keys__))}"
-        raise TypeError(f"submit() has no option {name!r}: {meant}")
+        close = get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+        meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"
+        raise TypeError(f"{call}() has no option {name!r}: {meant}")
 
 
 def _filled(job: NewJob) -> NewJob:
@@ -583,6 +575,7 @@ def _filled(job: NewJob) -> NewJob:
         payload=codec.encode_value(job.payload, bytes_max=wire.PAYLOAD_BYTES_MAX, what="payload"),
         run_at=_moment(job.run_at),
         expires_at=_moment(job.expires_at),
+        then=None if job.then is None else _filled(job.then),
     )
     return copy
 
@@ -601,13 +594,18 @@ def _parts(jobs: list[NewJob]) -> Iterator[list[NewJob]]:
     part: list[NewJob] = []
     total = 0
     for job in jobs:
-        size = len(memoryview(job.payload))
+        size = _payload_bytes(job)
         if part and total + size > _BATCH_BYTES_MAX:
             yield part
             part, total = [], 0
         part.append(job)
         total += size
     yield part
+
+
+def _payload_bytes(job: NewJob) -> int:
+    """With the payloads of those that follow it."""
+    return len(memoryview(job.payload)) + (0 if job.then is None else _payload_bytes(job.then))
 
 
 def _required(problem: wire.Problem | None) -> wire.Problem:

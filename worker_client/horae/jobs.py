@@ -6,12 +6,13 @@ anybody. Next to read: `client.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Literal, TypedDict
 
 from msgspec import Raw, Struct
 
-from horae.wire import Problem, Retry, StateName
+from horae.wire import OnFailure, Problem, Retry, StateName
 
 RetryPolicy = Retry
 """Back-off between attempts. (`Retry` alone is what a handler raises.)"""
@@ -68,6 +69,9 @@ class Job(Struct, frozen=True, kw_only=True):
     schedule_id: str | None = None
     nominal_time: datetime | None = None
     cancel_requested: bool = False
+    after: list[str] = []
+    on_failure: OnFailure = "cancel"
+    then: dict[str, Any] | None = None
 
     @property
     def finished(self) -> bool:
@@ -171,6 +175,24 @@ class JobOptions(TypedDict, total=False):
     concurrency_key: str | None
     tags: dict[str, str]
     retention_seconds: float
+    after: Sequence[str]
+    on_failure: OnFailure | None
+    then: NewJob | None
+
+
+class JobsWanted(TypedDict, total=False):
+    """Which jobs a list has: those to which all applies that is given. `tag` is `"key:value"`.
+
+    Made at `created_from` or later, and before `created_before`: moments with an offset, or RFC 3339 text.
+    """
+
+    queue: str | None
+    state: str | None
+    task: str | None
+    schedule_id: str | None
+    tag: str | None
+    created_from: datetime | str | None
+    created_before: datetime | str | None
 
 
 class JobFilter(TypedDict, total=False):
@@ -194,7 +216,10 @@ class QueueSettings(TypedDict, total=False):
 
 
 class NewJob(Struct, kw_only=True, omit_defaults=True):
-    """A job to submit. A key that is left out gets the cluster's default; `id` one that the client makes."""
+    """A job to submit. A key that is left out gets the cluster's default; `id` one that the client makes.
+
+    `after`: ids of jobs that must be finished before; `then`: the job that the success of this one brings forth.
+    """
 
     task: str
     payload: Any = None
@@ -214,3 +239,6 @@ class NewJob(Struct, kw_only=True, omit_defaults=True):
     concurrency_key: str | None = None
     tags: dict[str, str] = {}
     retention_seconds: float | None = None
+    after: Sequence[str] = ()
+    on_failure: OnFailure | None = None
+    then: NewJob | None = None

@@ -36,6 +36,9 @@ TAG_VALUE_CHARS_MAX = 200
 JSON_DEPTH_MAX = 100
 """Levels of lists and objects in a payload, result or progress: what every JSON and MessagePack library can read."""
 QUEUES_PER_CLAIM_MAX = 1000
+AFTER_JOBS_MAX = 100
+THEN_JOBS_MAX = 10
+"""How many jobs may follow one another by `then`."""
 ERROR_TYPE_CHARS_MAX = 200
 ERROR_MESSAGE_CHARS_MAX = 4_000
 ERROR_TRACEBACK_CHARS_MAX = 16_000
@@ -108,6 +111,7 @@ Moment = Annotated[datetime, Meta(tz=True)]
 Span = Annotated[float, Meta(ge=0, le=SPAN_SECONDS_MAX)]
 Token = Annotated[int, Meta(ge=1, le=2**53)]
 
+OnFailure = Literal["cancel", "run"]
 StateName = Literal["pending", "ready", "running", "succeeded", "dead", "cancelled", "expired"]
 CANCELLABLE: Final[tuple[StateName, ...]] = ("pending", "ready", "running")
 REQUEUABLE: Final[tuple[StateName, ...]] = ("dead", "cancelled", "expired")
@@ -162,8 +166,13 @@ class SubmitRequest(Request):
     concurrency_key: Key | None = None
     tags: Tags = {}
     retention_seconds: Span = 86400
+    after: Annotated[list[JobId], Meta(max_length=AFTER_JOBS_MAX)] = []
+    on_failure: OnFailure | None = None
+    then: SubmitRequest | None = None
 
     def __post_init__(self) -> None:
+        if self.then is not None or self.after or self.on_failure is not None:
+            _require_links(self)
         if self.tags:
             _require_tags(self.tags)
         if self.run_at is not None:
@@ -180,6 +189,35 @@ class SubmitRequest(Request):
             raise Contradiction(
                 "ttl_seconds", "counts from the submit and ends before the delay: the job would never run"
             )
+
+
+def _require_links(request: SubmitRequest) -> None:
+    if request.on_failure is not None and not request.after:
+        raise Contradiction("on_failure", "has no meaning without `after`: leave it out, or say which jobs are meant")
+    for position, job_id in enumerate(request.after):
+        if job_id in request.after[:position]:
+            raise Contradiction(f"after/{position}", "is named twice")
+        if job_id == request.id:
+            raise Contradiction(f"after/{position}", "is the job itself, which would never run")
+    if request.then is not None:
+        _require_follower(request.then)
+
+
+def _require_follower(then: SubmitRequest) -> None:
+    for field, instead in (("run_at", "delay_seconds"), ("expires_at", "ttl_seconds")):
+        if getattr(then, field) is not None:
+            raise Contradiction(
+                f"then/{field}", f"has no meaning here: `{instead}` counts from the success of the job before"
+            )
+    if then.after:
+        raise Contradiction("then/after", "has no meaning here: it comes to be when the job before has succeeded")
+    if then.ttl_seconds is not None and then.ttl_seconds <= (then.delay_seconds or 0):
+        raise Contradiction("then/ttl_seconds", "ends before the job is due: it would never run")
+    followers = 1
+    while (later := then.then) is not None:
+        then, followers = later, followers + 1
+        if followers > THEN_JOBS_MAX:
+            raise Contradiction("then", f"goes on for more than {THEN_JOBS_MAX} jobs")
 
 
 QUEUE_JOBS_MAX: Final = 1_000_000_000
@@ -393,6 +431,8 @@ class JobsQuery(ReadQuery):
     task: TaskName | None = None
     tag: Tag | None = None
     schedule_id: JobId | None = None
+    created_from: Moment | None = None
+    created_before: Moment | None = None
     limit: Annotated[int, Meta(ge=1, le=LIST_LIMIT_MAX)] = 50
     cursor: Cursor | None = None
 
@@ -446,8 +486,30 @@ class RetryView(Struct):
     jitter: float
 
 
+class FollowerView(Struct):
+    """The job that a success brings forth, as it was submitted with the job before it."""
+
+    id: str
+    task: str
+    payload: Raw
+    queue: str
+    delay_seconds: float
+    priority: int
+    max_attempts: int
+    retry: RetryView
+    lease_seconds: float
+    timeout_seconds: float
+    max_lost: int
+    ttl_seconds: float | None
+    unique_key: str | None
+    concurrency_key: str | None
+    tags: dict[str, str]
+    retention_seconds: float
+    then: FollowerView | None
+
+
 class JobView(Struct):
-    """A job as it reads."""
+    """A job as it reads. `after`, `on_failure` and `then` are there when it was submitted with one of them."""
 
     id: str
     execution_id: str
@@ -484,6 +546,9 @@ class JobView(Struct):
     schedule_id: str | None
     nominal_time: str | None
     cancel_requested: bool
+    after: list[str] | UnsetType = UNSET
+    on_failure: OnFailure | UnsetType = UNSET
+    then: FollowerView | UnsetType | None = UNSET
 
 
 class BatchItem(Struct, omit_defaults=True):

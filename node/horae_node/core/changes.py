@@ -20,11 +20,22 @@ class EpochRaised(NamedTuple):
 
 
 class JobSubmitted(NamedTuple):
-    """A new job; `seq` is the next free number."""
+    """A new job; `seq` is the next free number. `needs`: the jobs that it waits for."""
 
     seq: int
     spec: JobSpec
     run: Run
+    needs: Needs | None = None
+
+
+class Needs(NamedTuple):
+    """What a job waits for."""
+
+    on_failure: int
+    unfinished: tuple[tuple[int, int], ...]
+    """(seq, place in `after`), by seq."""
+    failed: tuple[tuple[int, int], ...]
+    """(seq, state): those that have ended already, without success. They are told of like those that do so later."""
 
 
 class JobGranted(NamedTuple):
@@ -102,6 +113,34 @@ class VersionRaised(NamedTuple):
     version: int
 
 
+class ErrorNoted(NamedTuple):
+    """An error of the attempt with this token that changed nothing of the job."""
+
+    seq: int
+    token: int
+    error: AttemptError
+
+
+class NeedsMet(NamedTuple):
+    """Of the jobs that this one waits for, these are finished."""
+
+    seq: int
+    met: tuple[int, ...]
+
+
+class JobSettled(NamedTuple):
+    """All that waited for this job by then have been told how it ended."""
+
+    seq: int
+
+
+class TombstoneSwept(NamedTuple):
+    """The time of a tombstone is over: its id may be used anew."""
+
+    sweep_key: bytes
+    key: bytes
+
+
 class QueueSet(NamedTuple):
     queue: str
     before: QueueSettings
@@ -142,6 +181,10 @@ Change = (
     | ClaimRecorded
     | ClaimForgotten
     | VersionRaised
+    | ErrorNoted
+    | NeedsMet
+    | JobSettled
+    | TombstoneSwept
     | QueueSet
     | GroupLooked
     | RegroupMoved

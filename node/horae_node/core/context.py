@@ -11,6 +11,7 @@ from horae_node.core.limits import tokens
 from horae_node.core.model import (
     KNOWN_VERSIONS,
     LIMITS_VERSION,
+    LINKS_VERSION,
     NO_SETTINGS,
     STATE_COUNT,
     Bucket,
@@ -21,6 +22,7 @@ from horae_node.core.model import (
     Versions,
 )
 from horae_node.core.tables import (
+    HELD,
     S_READY,
     S_RUNNING,
     bucket_key,
@@ -47,6 +49,8 @@ class Context:
         "_buckets",
         "_counts",
         "_gained",
+        "_held",
+        "_held_before",
         "_lanes",
         "_lanes_set",
         "_settings",
@@ -62,6 +66,7 @@ class Context:
         "known",
         "lease_clock",
         "limits",
+        "links",
         "members_changed",
         "now_ms",
         "put",
@@ -82,11 +87,14 @@ class Context:
         self.job_seq = meta.job_seq
         self.version = meta.machine_version
         self.limits = meta.machine_version >= LIMITS_VERSION
+        self.links = meta.machine_version >= LINKS_VERSION
         self.known = known
         self.finished: list[int] = []
         self.died: list[tuple[int, str]] = []
         self.members_changed = False
         self.changes: list[Change] = []
+        self._held: int | None = None
+        self._held_before = 0
         self._counts: dict[str, list[int]] = {}
         self._gained: dict[str, None] = {}
         self._settings: dict[str, QueueSettings] = {}
@@ -170,6 +178,19 @@ class Context:
         self._buckets.pop(queue, None)
         self.delete(bucket_key(queue))
 
+    @property
+    def held(self) -> int:
+        """How many jobs wait for others; looked up when it is asked for first, written by `flush`."""
+        if self._held is None:
+            row = self.get(HELD) if self.links else None
+            self._held = self._held_before = 0 if row is None else row[0]
+        return self._held
+
+    @held.setter
+    def held(self, jobs: int) -> None:
+        assert jobs >= 0
+        self._held = jobs
+
     def _is_limited(self, queue: str) -> bool:
         return self.settings(queue) is not NO_SETTINGS or self.lanes(queue) is not None
 
@@ -181,6 +202,11 @@ class Context:
                 self.delete(lanes_key(queue))
             else:
                 self.put(lanes_key(queue), lanes)
+        if self._held is not None and self._held != self._held_before:
+            if self._held:
+                self.put(HELD, (self._held,))
+            else:
+                self.delete(HELD)
         for queue, bucket in self._buckets.items():
             self.put(bucket_key(queue), bucket)
         for queue, counts in self._counts.items():

@@ -13,29 +13,36 @@ from horae_node.core.changes import (
     ClaimForgotten,
     ClaimRecorded,
     EpochRaised,
+    ErrorNoted,
     GroupLooked,
     JobChanged,
     JobGranted,
     JobPurged,
+    JobSettled,
     JobSubmitted,
     LeaseRenewed,
     LossWithdrawn,
     MemberChanged,
+    Needs,
+    NeedsMet,
     QueueSet,
     RegroupMoved,
     SpecAmended,
+    TombstoneSwept,
     VersionRaised,
     WatchMoved,
 )
 from horae_node.core.context import Context
 from horae_node.core.limits import MICRO, burst_of
-from horae_node.core.model import LIMITS_VERSION, AttemptError, Group, Lanes, Run
+from horae_node.core.model import LIMITS_VERSION, LINKS_VERSION, AttemptError, Group, JobSpec, Lanes, Run
 from horae_node.core.tables import (
     CLAIM_SWEEP,
     DUE,
     ERROR,
     ERRORS_KEPT,
     EXPIRY,
+    NEEDED,
+    NEEDS,
     PROGRESS,
     RESULT,
     RETENTION,
@@ -44,10 +51,14 @@ from horae_node.core.tables import (
     S_PENDING,
     S_READY,
     S_RUNNING,
+    SETTLE,
     SPEC,
+    TOMBSTONE_MS,
+    TRAITS_FROM,
     WATCH,
     JobHandle,
     JobTerms,
+    Tombstone,
     expiry_of,
     group_of,
     group_of_handle,
@@ -59,12 +70,15 @@ from horae_node.core.tables import (
     lane_key,
     member_key,
     pair_bytes,
+    pair_range,
     purge_at,
     queue_keys,
     ready_key,
     regroup_key,
+    round_up,
     seq_bytes,
     terms_of,
+    traits_of,
     unique_index_key,
 )
 
@@ -79,7 +93,7 @@ def evolve_epoch_raised(ctx: Context, change: EpochRaised) -> None:
 
 
 def evolve_job_submitted(ctx: Context, change: JobSubmitted) -> None:
-    seq, spec, run = change
+    seq, spec, run, needs = change
     assert seq == ctx.job_seq + 1
     ctx.job_seq = seq
     put = ctx.put
@@ -88,8 +102,14 @@ def evolve_job_submitted(ctx: Context, change: JobSubmitted) -> None:
     put(id_key(spec.id), handle_for(seq, spec))
     put(SPEC + key, spec)
     put(RUN + key, run)
-    _put_waiting(ctx, seq, run, terms_of(spec))
+    if needs is None:
+        _put_waiting(ctx, seq, run, terms_of(spec))
+    else:
+        _put_held(ctx, seq, spec, needs)
     put(queue_keys(queue).listed[run.state] + key, ())
+    if ctx.links:
+        for trait in traits_of(spec):
+            put(trait + key, ())
     if spec.unique_key is not None:
         put(unique_index_key(queue, spec.unique_key), (seq,))
     ctx.count_new(queue, run.state)
@@ -173,16 +193,52 @@ def evolve_job_purged(ctx: Context, change: JobPurged) -> None:
     seq, spec, run = change
     key = seq_bytes(seq)
     delete = ctx.delete
-    delete(id_key(spec.id))
+    delete(RETENTION + pair_bytes(purge_at(run.finished_ms, spec.retention_ms), seq))
+    if ctx.links and run.content_hash:
+        _put_tombstone(ctx, seq, spec, run)
+    else:
+        delete(id_key(spec.id))
     delete(SPEC + key)
     delete(RUN + key)
-    delete(RETENTION + pair_bytes(purge_at(run.finished_ms, spec.retention_ms), seq))
     delete(queue_keys(spec.queue).listed[run.state] + key)
     delete(PROGRESS + key)
     delete(RESULT + key)
     for error_key in _error_keys(ctx, key):
         delete(error_key)
     ctx.counts(spec.queue)[run.state] -= 1
+    if ctx.links:
+        for trait in traits_of(spec):
+            delete(trait + key)
+
+
+def evolve_tombstone_swept(ctx: Context, change: TombstoneSwept) -> None:
+    ctx.delete(change.sweep_key)
+    ctx.delete(change.key)
+
+
+def evolve_error_noted(ctx: Context, change: ErrorNoted) -> None:
+    _put_error(ctx, seq_bytes(change.seq), change.token, change.error)
+
+
+def evolve_needs_met(ctx: Context, change: NeedsMet) -> None:
+    seq, met = change
+    key = seq_bytes(seq)
+    row = ctx.get(NEEDS + key)
+    assert row is not None
+    on_failure, needed = row
+    left = tuple(other for other in needed if other not in met)
+    assert len(left) == len(needed) - len(met)
+    for other in met:
+        ctx.delete(NEEDED + pair_bytes(other, seq))
+    if left:
+        ctx.put(NEEDS + key, (on_failure, left))
+    else:
+        ctx.delete(NEEDS + key)
+        ctx.held -= 1
+
+
+def evolve_job_settled(ctx: Context, change: JobSettled) -> None:
+    ctx.delete(SETTLE + seq_bytes(change.seq))
 
 
 def evolve_claim_recorded(ctx: Context, change: ClaimRecorded) -> None:
@@ -201,6 +257,10 @@ def evolve_claim_forgotten(ctx: Context, change: ClaimForgotten) -> None:
 def evolve_version_raised(ctx: Context, change: VersionRaised) -> None:
     ctx.version = change.version
     ctx.limits = change.version >= LIMITS_VERSION
+    links = change.version >= LINKS_VERSION
+    if links and not ctx.links and ctx.job_seq:
+        ctx.put(TRAITS_FROM, (ctx.job_seq,))
+    ctx.links = links
 
 
 def evolve_queue_set(ctx: Context, change: QueueSet) -> None:
@@ -303,6 +363,32 @@ def _put_waiting(ctx: Context, seq: int, run: Run, terms: JobTerms | None) -> No
         ctx.put(EXPIRY + pair_bytes(terms.expires_at_ms, seq), ())
 
 
+def _put_held(ctx: Context, seq: int, spec: JobSpec, needs: Needs) -> None:
+    """It waits for others: what `_put_waiting` writes comes when the last of them is finished."""
+    ctx.put(NEEDS + seq_bytes(seq), (needs.on_failure, tuple([other for other, _ in needs.unfinished])))
+    for other, place in needs.unfinished:
+        ctx.put(NEEDED + pair_bytes(other, seq), (place,))
+    for other, state in needs.failed:
+        ctx.put(SETTLE + seq_bytes(other), (state, seq))
+    ctx.held += 1
+    if spec.expires_at_ms is not None:
+        ctx.put(EXPIRY + pair_bytes(spec.expires_at_ms, seq), ())
+
+
+def _drop_needs(ctx: Context, seq: int) -> None:
+    """It waits for nothing any more."""
+    row = ctx.get(NEEDS + seq_bytes(seq))
+    if row is not None:
+        evolve_needs_met(ctx, NeedsMet(seq, row[1]))
+
+
+def _put_tombstone(ctx: Context, seq: int, spec: JobSpec, run: Run) -> None:
+    key = id_key(spec.id)
+    times = run.created_ms, run.first_due_ms, run.started_ms, run.finished_ms
+    ctx.put(key, Tombstone(0, run.state, run.content_hash, seq, run.attempt, *times))
+    ctx.put(RETENTION + pair_bytes(round_up(ctx.now_ms + TOMBSTONE_MS), seq), (key,))
+
+
 def _delete_waiting(ctx: Context, seq: int, run: Run, terms: JobTerms | None) -> None:
     assert terms is not None
     if run.state == S_READY:
@@ -317,6 +403,8 @@ def _delete_waiting(ctx: Context, seq: int, run: Run, terms: JobTerms | None) ->
     else:
         assert run.state == S_PENDING
         ctx.delete(DUE + pair_bytes(run.due_ms, seq))
+        if run.attempt == 0 and ctx.held:
+            _drop_needs(ctx, seq)
     expires_at_ms = expiry_of(run, terms.expires_at_ms)
     if expires_at_ms is not None:
         ctx.delete(EXPIRY + pair_bytes(expires_at_ms, seq))
@@ -331,6 +419,10 @@ def _put_finished(ctx: Context, handle: JobHandle, before: Run, after: Run) -> N
     ctx.put(RETENTION + pair_bytes(purge_at(after.finished_ms, retention_ms), seq), ())
     if unique_key is not None:
         ctx.delete(unique_index_key(queue, unique_key))
+    if ctx.held:
+        start, stop = pair_range(NEEDED, seq, ctx.job_seq)
+        if ctx.txn.keys(start, stop, limit=1):
+            ctx.put(SETTLE + seq_bytes(seq), (after.state, ctx.job_seq))
 
 
 def _delete_finished(ctx: Context, handle: JobHandle, before: Run) -> None:
@@ -370,6 +462,10 @@ _EVOLVERS: dict[type, Callable[[Context, Any], None]] = {
     ClaimForgotten: evolve_claim_forgotten,
     VersionRaised: evolve_version_raised,
     MemberChanged: evolve_member_changed,
+    ErrorNoted: evolve_error_noted,
+    NeedsMet: evolve_needs_met,
+    JobSettled: evolve_job_settled,
+    TombstoneSwept: evolve_tombstone_swept,
     QueueSet: evolve_queue_set,
     GroupLooked: evolve_group_looked,
     RegroupMoved: evolve_regroup_moved,

@@ -9,7 +9,17 @@ from collections.abc import Callable
 
 from horae_node.core.digest import every_row
 from horae_node.core.limits import MICRO, burst_of
-from horae_node.core.model import NO_SETTINGS, STATE_COUNT, Group, JobSpec, Lanes, QueueSettings, Run, Standing
+from horae_node.core.model import (
+    LINKS_VERSION,
+    NO_SETTINGS,
+    STATE_COUNT,
+    Group,
+    JobSpec,
+    Lanes,
+    QueueSettings,
+    Run,
+    Standing,
+)
 from horae_node.core.runs import NONE
 from horae_node.core.tables import (
     BUCKET,
@@ -23,6 +33,7 @@ from horae_node.core.tables import (
     EXPIRY,
     GROUP,
     GROUP_BYTES,
+    HELD,
     ID,
     ID_LONG,
     KEYED,
@@ -32,6 +43,8 @@ from horae_node.core.tables import (
     LISTED,
     MEMBER,
     META,
+    NEEDED,
+    NEEDS,
     PRIORITY_MAX,
     PROGRESS,
     READY,
@@ -46,7 +59,10 @@ from horae_node.core.tables import (
     S_RUNNING,
     S_SUCCEEDED,
     SETTINGS,
+    SETTLE,
     SPEC,
+    TRAIT,
+    TRAITS_FROM,
     UNIQUE,
     UNIQUE_LONG,
     WATCH,
@@ -58,6 +74,7 @@ from horae_node.core.tables import (
     group_row_of,
     handle_for,
     id_key,
+    is_tombstone,
     keyed_key,
     lane_key,
     lanes_of,
@@ -72,16 +89,32 @@ from horae_node.core.tables import (
     settings_of,
     spec_of,
     terms_of,
+    tombstone_of,
+    traits_of,
     unique_index_key,
 )
 from horae_storage.kv import MAX_KEY_BYTES, Row, View
 
 _DERIVED = (
-    ID + ID_LONG + LISTED + COUNTS + DUE + READY + KEYED + KEYED_DUE + WATCH + EXPIRY + RETENTION + UNIQUE + UNIQUE_LONG
+    ID
+    + ID_LONG
+    + TRAIT
+    + LISTED
+    + COUNTS
+    + DUE
+    + READY
+    + KEYED
+    + KEYED_DUE
+    + WATCH
+    + EXPIRY
+    + RETENTION
+    + UNIQUE
+    + UNIQUE_LONG
 )
 _BY_JOB = ERROR + PROGRESS + RESULT
 _LIMITS = SETTINGS + BUCKET + GROUP + LANE + LANES + REGROUP
-_KNOWN = _DERIVED + _BY_JOB + _LIMITS + SPEC + RUN + CLAIM + CLAIM_LONG + CLAIM_SWEEP + META + MEMBER
+_LINKS = HELD + NEEDED + NEEDS + TRAITS_FROM
+_KNOWN = _DERIVED + _BY_JOB + _LIMITS + _LINKS + SPEC + RUN + CLAIM + CLAIM_LONG + CLAIM_SWEEP + META + MEMBER
 
 
 def check_invariants(view: View) -> list[str]:
@@ -94,6 +127,8 @@ def check_invariants(view: View) -> list[str]:
     _check_rows_by_job(rows, jobs, findings)
     _check_claims(rows, findings)
     _check_groups(rows, jobs, findings)
+    _check_links(rows, jobs, findings)
+    _check_tombstones(rows, jobs, findings)
     _check_settings(rows, findings)
     _check_meta(rows, jobs, findings)
     _check_members(rows, findings)
@@ -111,8 +146,8 @@ def _jobs(rows: dict[bytes, Row], findings: list[str]) -> dict[int, tuple[JobSpe
 
 
 def _check_derived(rows: dict[bytes, Row], jobs: dict[int, tuple[JobSpec, Run]], findings: list[str]) -> None:
-    expected = _derived_rows(jobs)
-    found = {key: row for key, row in rows.items() if key[0] in _DERIVED}
+    expected = _derived_rows(rows, jobs)
+    found = {key: row for key, row in rows.items() if key[0] in _DERIVED and not _is_of_tombstone(key, row)}
     findings += [f"index row leaked: {key!r} -> {row}" for key, row in found.items() if key not in expected]
     findings += [f"index row missing: {key!r} -> {row}" for key, row in expected.items() if key not in found]
     for key, row in expected.items():
@@ -120,14 +155,21 @@ def _check_derived(rows: dict[bytes, Row], jobs: dict[int, tuple[JobSpec, Run]],
             findings.append(f"index row differs: {key!r} -> {found[key]}, expected {row}")
 
 
-def _derived_rows(jobs: dict[int, tuple[JobSpec, Run]]) -> dict[bytes, Row]:
+def _is_of_tombstone(key: bytes, row: Row) -> bool:
+    return is_tombstone(row) if key[:1] in (ID, ID_LONG) else key[:1] == RETENTION and row != ()
+
+
+def _derived_rows(rows: dict[bytes, Row], jobs: dict[int, tuple[JobSpec, Run]]) -> dict[bytes, Row]:
+    traits_from = _traits_from(rows)
     expected: dict[bytes, Row] = {}
     counts: dict[str, list[int]] = {}
     for seq, (spec, run) in jobs.items():
         expected[id_key(spec.id)] = handle_for(seq, spec)
         expected[queue_keys(spec.queue).listed[run.state] + seq_bytes(seq)] = ()
         counts.setdefault(spec.queue, [0] * STATE_COUNT)[run.state] += 1
-        expected.update(_waiting_rows(seq, spec, run))
+        expected.update(_waiting_rows(seq, spec, run, held=NEEDS + seq_bytes(seq) in rows))
+        if seq > traits_from:
+            expected.update((trait + seq_bytes(seq), ()) for trait in traits_of(spec))
         if run.state == S_RUNNING:
             expected[WATCH + pair_bytes(run.watch, seq)] = ()
         if run.state <= S_RUNNING and spec.unique_key is not None:
@@ -139,9 +181,18 @@ def _derived_rows(jobs: dict[int, tuple[JobSpec, Run]]) -> dict[bytes, Row]:
     return expected
 
 
-def _waiting_rows(seq: int, spec: JobSpec, run: Run) -> dict[bytes, Row]:
+def _traits_from(rows: dict[bytes, Row]) -> int:
+    """The last job without rows for its traits."""
+    row = rows.get(META)
+    if row is None or meta_of(row).machine_version < LINKS_VERSION:
+        return 2**64
+    floor = rows.get(TRAITS_FROM)
+    return 0 if floor is None else floor[0]
+
+
+def _waiting_rows(seq: int, spec: JobSpec, run: Run, *, held: bool) -> dict[bytes, Row]:
     expected: dict[bytes, Row] = {}
-    if run.state == S_PENDING:
+    if run.state == S_PENDING and not held:
         expected[DUE + pair_bytes(run.due_ms, seq)] = terms_of(spec)
     if run.state == S_READY:
         keys = queue_keys(spec.queue)
@@ -205,6 +256,38 @@ def _check_groups(rows: dict[bytes, Row], jobs: dict[int, tuple[JobSpec, Run]], 
     found = {key for key in rows if key[:1] == LANE}
     findings += [f"lane row leaked or missing: {key!r}" for key in sorted(found ^ places.keys())]
     _check_lanes(rows, by_queue, findings)
+
+
+def _check_links(rows: dict[bytes, Row], jobs: dict[int, tuple[JobSpec, Run]], findings: list[str]) -> None:
+    """Who waits for others is pending and counted; each of the others is unfinished, or it is to be told."""
+    needs = {int.from_bytes(key[1:], "big"): row for key, row in rows.items() if key[:1] == NEEDS}
+    held = rows.get(HELD, (0,))[0]
+    if held != len(needs) or rows.get(HELD) == (0,):
+        findings.append(f"{held} jobs are said to wait for others: {len(needs)}")
+    expected: set[bytes] = set()
+    for seq, (_, others) in needs.items():
+        if seq not in jobs or jobs[seq][1].state != S_PENDING or jobs[seq][1].attempt or not others:
+            findings.append(f"job {seq} does not wait for others: {others}")
+        expected.update(NEEDED + pair_bytes(other, seq) for other in others)
+        for other in others:
+            up_to = rows.get(SETTLE + seq_bytes(other), (0, 0))[1]
+            unfinished = other in jobs and jobs[other][1].state <= S_RUNNING
+            if not unfinished and up_to < seq:
+                findings.append(f"job {seq} waits for {other}, which is finished, and nobody will tell it")
+    found = {key for key in rows if key[:1] == NEEDED}
+    findings += [f"row of a need leaked or missing: {key!r}" for key in sorted(found ^ expected)]
+
+
+def _check_tombstones(rows: dict[bytes, Row], jobs: dict[int, tuple[JobSpec, Run]], findings: list[str]) -> None:
+    """Each will be swept, once."""
+    stones = {key: tombstone_of(row) for key, row in rows.items() if key[:1] in (ID, ID_LONG) and is_tombstone(row)}
+    sweeps = {row[0]: key for key, row in rows.items() if key[:1] == RETENTION and row != ()}
+    findings += [f"tombstone without a sweep, or a sweep without: {key!r}" for key in sorted(stones.keys() ^ sweeps)]
+    for key, stone in stones.items():
+        if stone.seq in jobs or stone.state <= S_RUNNING or not stone.content_hash:
+            findings.append(f"tombstone of a job that lives: {key!r} {stone}")
+        elif key in sweeps and sweeps[key][9:] != seq_bytes(stone.seq):
+            findings.append(f"tombstone of {stone.seq} is swept as {sweeps[key]!r}")
 
 
 def _check_lanes(rows: dict[bytes, Row], by_queue: dict[str, list[Group]], findings: list[str]) -> None:

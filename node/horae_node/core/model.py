@@ -79,6 +79,30 @@ class JobSpec(NamedTuple):
     nominal_ms: int | None
 
 
+class OnFailure(IntEnum):
+    """What becomes of a job when one that it waits for ends in another state than `succeeded`; stored."""
+
+    CANCEL = 0
+    RUN = 1
+
+
+class Links(NamedTuple):
+    """What joins a job to others. See `links_of` (`tables.py`): most jobs have none."""
+
+    after: tuple[str, ...]
+    """Ids of the jobs that must be finished before it becomes due."""
+    on_failure: int
+    then: Follower | None
+
+
+class Follower(NamedTuple):
+    """The job that the success of another one brings forth, `delay_ms` later. Its spec may have links in turn."""
+
+    spec: JobSpec
+    delay_ms: int
+    content_hash: bytes  # as of a submit; b"" when the id was made by the server
+
+
 class Run(NamedTuple):
     """What has happened to a job: the small record that every transition rewrites."""
 
@@ -141,7 +165,7 @@ class Versions(NamedTuple):
         return str(self.newest) if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
 
 
-KNOWN_VERSIONS = Versions(1, 2)
+KNOWN_VERSIONS = Versions(1, 3)
 """This build's. A change of released rules raises `newest`, and may act only where the state's version says so."""
 
 FIRST_META = Meta(1, 1, 0, 0, 0, "", 0, 0)
@@ -149,6 +173,10 @@ FIRST_META = Meta(1, 1, 0, 0, 0, "", 0, 0)
 
 LIMITS_VERSION = 2
 """From this machine version on queues have settings, and jobs may have concurrency keys."""
+
+LINKS_VERSION = 3
+"""From this machine version on jobs wait for others, bring forth others, are listed by what they have in common, and
+leave a tombstone."""
 
 
 class UnknownVersion(Exception):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from horae_node.core.changes import Change, JobSubmitted
+    from horae_node.core.tables import Tombstone
 
 
 class Rejected(NamedTuple):
@@ -16,6 +17,7 @@ class Rejected(NamedTuple):
     code: str
     detail: str
     position: int = -1  # of the offending job in a SubmitBatch
+    field: str = ""  # of the job, where one is to blame: `after/3`
 
 
 class Done(NamedTuple):
@@ -26,10 +28,14 @@ class Done(NamedTuple):
 
 
 class Submitted(NamedTuple):
-    """The job that a submit stands for: `new` as it was made; None for one that was there already."""
+    """The job that a submit stands for: `new` as it was made; None for one that was there already.
+
+    `gone`: the same id with the same content was submitted, and has finished, and its record is gone.
+    """
 
     seq: int
     new: JobSubmitted | None  # None: the same id with the same content, or the unique key's holder
+    gone: Tombstone | None = None
 
     @property
     def created(self) -> bool:

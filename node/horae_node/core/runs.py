@@ -20,11 +20,18 @@ def waiting_state(due_ms: int, now_ms: int) -> int:
     return S_READY if due_ms <= now_ms else S_PENDING
 
 
-def submitted(*, due_ms: int, now_ms: int, index: int, content_hash: bytes) -> Run:
-    state = S_READY if due_ms <= now_ms else S_PENDING
+def submitted(*, due_ms: int, now_ms: int, index: int, content_hash: bytes, held: bool = False) -> Run:
+    """`held`: it waits for other jobs, whenever it is due."""
+    state = S_READY if due_ms <= now_ms and not held else S_PENDING
     return run_of(
         (state, 0, 0, 0, 0, NONE, "", now_ms, due_ms, 0, 0, 0, 0, 0, 0, False, "", index, content_hash, due_ms)
     )  # fmt: skip
+
+
+def let_go(run: Run, now_ms: int, index: int) -> Run:
+    """pending -> ready or pending: it waits for no other job any more, and stands in line from now on."""
+    due_ms = max(run.due_ms, now_ms)
+    return Run._make((waiting_state(due_ms, now_ms), *run[1:8], due_ms, *run[9:17], index, *run[18:]))
 
 
 def made_ready(run: Run, index: int) -> Run:

@@ -18,9 +18,11 @@ from horae_node.core.model import (
     STATE_COUNT,
     AttemptError,
     Bucket,
+    Follower,
     Group,
     JobSpec,
     Lanes,
+    Links,
     MemberRecord,
     Meta,
     QueueCounts,
@@ -39,7 +41,8 @@ DUE = b"d"  # due_ms, seq -> JobTerms; pending jobs
 ERROR = b"e"  # seq, token -> AttemptError
 EXPIRY = b"x"  # expires_at_ms, seq -> (); jobs that wait for their first start
 GROUP = b"g"  # queue, NUL, group -> Group
-ID = b"i"  # job id -> JobHandle
+HELD = b"h"  # -> (how many jobs wait for others,); no row for none
+ID = b"i"  # job id -> JobHandle, or Tombstone
 ID_LONG = b"I"
 KEYED = b"y"  # queue, NUL, group, inverted priority, due_ms, seq -> JobTerms; ready jobs that have a concurrency key
 KEYED_DUE = b"Y"  # queue, NUL, due_ms, seq -> (); the same ones
@@ -48,14 +51,19 @@ LANES = b"A"  # queue -> Lanes
 LISTED = b"l"  # queue, NUL, state, seq -> ()
 MEMBER = b"n"  # node id -> MemberRecord
 META = b"m"
+NEEDED = b"D"  # seq, seq of a job that waits for it -> (its place in that job's `after`,)
+NEEDS = b"N"  # seq -> (OnFailure, seqs of the unfinished jobs that it waits for); such a job is pending, and not in DUE
 PROGRESS = b"p"  # seq -> (JSON text,)
 READY = b"q"  # queue, NUL, inverted priority, due_ms, seq -> JobTerms; those without a concurrency key
 REGROUP = b"G"  # queue -> (group,); limits have changed: groups after this one are to be looked at
 RESULT = b"o"  # seq -> (JSON text,)
-RETENTION = b"z"  # purge moment, seq -> (); finished jobs
+RETENTION = b"z"  # purge moment, seq -> (); finished jobs; of a tombstone (its key,)
 RUN = b"r"  # seq -> Run
 SETTINGS = b"t"  # queue -> QueueSettings
+SETTLE = b"G\0"  # seq -> (the state that it ended in, seq): those up to that one that wait for it are to be told
 SPEC = b"s"  # seq -> JobSpec
+TRAIT = b"v"  # trait, seq -> (); see `trait_of`
+TRAITS_FROM = b"V"  # -> (seq,): jobs after this one have rows in TRAIT; no row: none has
 UNIQUE = b"u"  # queue, NUL, unique key -> (seq,); unfinished jobs
 UNIQUE_LONG = b"U"
 WATCH = b"w"  # lease-clock moment, seq -> (); running jobs
@@ -75,6 +83,10 @@ TEXT_BYTES_MAX = 200
 HOUSEKEEPING_MS = 1000
 """Purges and claim sweeps fall on multiples of this: a busy cluster tidies once a second, not once a job."""
 ERRORS_KEPT = 20
+TOMBSTONE_MS = 3_600_000
+"""Longer than any client tries again; the record itself is kept for `retention_ms` before."""
+TRAIT_BYTES = 12
+"""Of a digest: rows of two names that share it are told apart by the record."""
 
 
 class JobHandle(NamedTuple):
@@ -84,6 +96,21 @@ class JobHandle(NamedTuple):
     queue: str
     retention_ms: int
     unique_key: str | None
+
+
+class Tombstone(NamedTuple):
+    """What is left under a job's id for `TOMBSTONE_MS` after its record went, so that no late repeat of its submit
+    makes it run again. Only of ids that callers gave. The first field tells it from a `JobHandle`."""
+
+    zero: int
+    state: int
+    content_hash: bytes
+    seq: int
+    attempt: int
+    created_ms: int
+    first_due_ms: int
+    started_ms: int
+    finished_ms: int
 
 
 class JobTerms(NamedTuple):
@@ -132,6 +159,7 @@ settings_of = cast(Callable[[Row], QueueSettings], partial(tuple.__new__, QueueS
 bucket_of = cast(Callable[[Row], Bucket], partial(tuple.__new__, Bucket))
 lanes_of = cast(Callable[[Row], Lanes], partial(tuple.__new__, Lanes))
 group_row_of = cast(Callable[[Row], Group], partial(tuple.__new__, Group))
+tombstone_of = cast(Callable[[Row], Tombstone], partial(tuple.__new__, Tombstone))
 claim_of = cast(Callable[[Row], ClaimRecord], partial(tuple.__new__, ClaimRecord))
 
 seq_bytes: Callable[[int], bytes] = Struct(">Q").pack
@@ -141,6 +169,8 @@ _ready_tail: Callable[[int, int, int], bytes] = Struct(">BQQ").pack
 
 
 GROUP_BYTES = 16
+LINKS_FIELD = len(JobSpec._fields)
+_EXPIRES_FIELD = JobSpec._fields.index("expires_at_ms")
 
 
 def terms_of(spec: JobSpec) -> JobTerms:
@@ -150,7 +180,32 @@ def terms_of(spec: JobSpec) -> JobTerms:
 
 def handle_for(seq: int, spec: JobSpec) -> JobHandle:
     row = (seq, spec.queue, spec.retention_ms, spec.unique_key)
-    return handle_of(row if spec.concurrency_key is None else (*row, group_id(spec.concurrency_key)))
+    group = b"" if spec.concurrency_key is None else group_id(spec.concurrency_key)
+    if follower_of(spec) is not None:
+        return handle_of((*row, group, True))
+    return handle_of((*row, group) if group else row)
+
+
+def links_of(spec: JobSpec) -> Links | None:
+    """Jobs that have links have them as one field more than others."""
+    row: Row = spec
+    return Links(*row[LINKS_FIELD]) if len(row) > LINKS_FIELD else None
+
+
+def linked(spec: JobSpec, links: Links) -> JobSpec:
+    """The same with links. It has none yet."""
+    return spec_of((*spec, links))
+
+
+def follower_of(spec: JobSpec) -> Follower | None:
+    row: Row = spec
+    then = row[LINKS_FIELD][2] if len(row) > LINKS_FIELD else None
+    return None if then is None else Follower(spec_of(then[0]), *then[1:])
+
+
+def with_expiry_at(spec: JobSpec, expires_at_ms: int | None) -> JobSpec:
+    """The same with another expiry: `_replace` knows nothing of links."""
+    return spec_of((*spec[:_EXPIRES_FIELD], expires_at_ms, *spec[_EXPIRES_FIELD + 1 :]))
 
 
 def group_id(concurrency_key: str) -> bytes:
@@ -166,7 +221,31 @@ def group_of(terms: JobTerms) -> bytes | None:
 
 def group_of_handle(handle: JobHandle) -> bytes | None:
     row: Row = handle
-    return row[4] if len(row) > 4 else None
+    return (row[4] or None) if len(row) > 4 else None
+
+
+def has_follower(handle: JobHandle) -> bool:
+    row: Row = handle
+    return len(row) > 5
+
+
+def is_tombstone(row: Row) -> bool:
+    """Of a row under an id."""
+    return not row[0]
+
+
+def trait_of(kind: str, name: str) -> bytes:
+    """The prefix of the rows of all jobs that have this in common. Kinds: `task`, `tag` (its name `key:value`),
+    `schedule`."""
+    return TRAIT + blake2b(f"{kind}\0{name}".encode(), digest_size=TRAIT_BYTES).digest()
+
+
+def traits_of(spec: JobSpec) -> list[bytes]:
+    traits = [trait_of("task", spec.task)]
+    traits += [trait_of("tag", f"{key}:{value}") for key, value in spec.tags]
+    if spec.schedule_id is not None:
+        traits.append(trait_of("schedule", spec.schedule_id))
+    return traits
 
 
 @lru_cache(maxsize=8192)
@@ -232,6 +311,11 @@ def keyed_range(keys: QueueKeys, group: bytes) -> tuple[bytes, bytes]:
     """All ready jobs of a group."""
     start = keys.keyed + group
     return start, start + b"\xff"
+
+
+def pair_range(table: bytes, first: int, last: int) -> tuple[bytes, bytes]:
+    """All rows of `table` keyed by `first` and a second number up to `last`."""
+    return table + seq_bytes(first), table + pair_bytes(first, last) + b"\0"
 
 
 def member_key(node_id: str) -> bytes:

@@ -6,7 +6,6 @@ Not here: linearizability (the caller's barrier), rendering (the service).
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heapreplace, nlargest
 from typing import NamedTuple
 
 from horae_node.core.decide.members import read_members
@@ -15,7 +14,6 @@ from horae_node.core.machine import Deadline, next_deadline
 from horae_node.core.model import (
     FIRST_META,
     NO_SETTINGS,
-    STATE_COUNT,
     AttemptError,
     JobSpec,
     Meta,
@@ -44,6 +42,7 @@ from horae_node.core.tables import (
     error_of,
     group_row_of,
     id_key,
+    is_tombstone,
     lanes_key,
     lanes_of,
     meta_of,
@@ -65,7 +64,6 @@ __all__ = [
     "has_queue",
     "job_seq",
     "last_error",
-    "list_jobs",
     "meta",
     "next_deadline",
     "oldest_ready_ms",
@@ -90,7 +88,7 @@ def meta(view: View) -> Meta:
 
 def job_seq(view: View, job_id: str) -> int | None:
     row = view.get(id_key(job_id))
-    return None if row is None else row[0]
+    return None if row is None or is_tombstone(row) else row[0]
 
 
 def spec(view: View, seq: int) -> JobSpec | None:
@@ -243,73 +241,3 @@ def due_queues(view: View, now_ms: int, limit: int) -> dict[str, int]:
         queue = row[0]
         found[queue] = found.get(queue, 0) + 1
     return found
-
-
-class Listed(NamedTuple):
-    """Job numbers, newest first; and where to go on, below that number: None when there are no more."""
-
-    seqs: list[int]
-    next_before: int | None
-
-
-QUEUES_MERGED = 200
-LOOKED_MAX = 1000
-
-
-def list_jobs(view: View, queue: str | None, state: int | None, before_seq: int | None, limit: int) -> Listed:
-    """Jobs below `before_seq` (None = from the newest), at most `limit` (>= 1), however few there are of them.
-
-    Work: `limit` rows; with `queue` alone times the states; with `state` alone plus one look-up for each queue, while
-    there are at most `QUEUES_MERGED`: among more, as many of the newest jobs as a page looks at, of whatever state.
-    """
-    before = SEQ_MAX if before_seq is None else max(before_seq, 0)
-    if queue is not None:
-        listed = queue_keys(queue).listed
-        states = range(STATE_COUNT) if state is None else (state,)
-        pages = [_newest(view, listed[each], before, limit) for each in states]
-        return _listed(pages[0] if len(pages) == 1 else nlargest(limit, [seq for page in pages for seq in page]), limit)
-    if state is None:
-        return _listed(_newest(view, RUN, before, limit), limit)
-    having = all_counts(view, QUEUES_MERGED + 1)
-    if len(having) > QUEUES_MERGED:
-        return _walk(view, state, before, limit)
-    lists = [queue_keys(name).listed[state] for name, kept in having.items() if kept[state]]
-    return _listed(_merge_newest(view, lists, before, limit), limit)
-
-
-def _listed(seqs: list[int], limit: int) -> Listed:
-    return Listed(seqs, seqs[-1] if len(seqs) == limit else None)
-
-
-def _walk(view: View, state: int, before: int, limit: int) -> Listed:
-    rows = view.scan(RUN, RUN + seq_bytes(before), limit=LOOKED_MAX, reverse=True)
-    found: list[int] = []
-    for key, row in rows:
-        if row[0] == state:
-            found.append(int.from_bytes(key[1:], "big"))
-            if len(found) == limit:
-                return Listed(found, found[-1])
-    return Listed(found, int.from_bytes(rows[-1][0][1:], "big") if len(rows) == LOOKED_MAX else None)
-
-
-def _newest(view: View, prefix: bytes, before: int, limit: int) -> list[int]:
-    keys = view.keys(prefix, prefix + seq_bytes(before), limit=limit, reverse=True)
-    return [int.from_bytes(key[-8:], "big") for key in keys]
-
-
-def _merge_newest(view: View, prefixes: list[bytes], before: int, limit: int) -> list[int]:
-    """Newest first over many lists, one look-up a list and one a job taken."""
-    heads: list[tuple[int, bytes]] = []
-    for prefix in prefixes:
-        heads.extend((-seq, prefix) for seq in _newest(view, prefix, before, 1))
-    heapify(heads)
-    taken: list[int] = []
-    while heads and len(taken) < limit:
-        seq, prefix = -heads[0][0], heads[0][1]
-        taken.append(seq)
-        following = _newest(view, prefix, seq, 1)
-        if following:
-            heapreplace(heads, (-following[0], prefix))
-        else:
-            heappop(heads)
-    return taken

@@ -475,7 +475,7 @@ async def test_a_claim_that_failed_is_asked_again_with_a_short_wait(server: Fake
     [
         ({"delay": 3}, "no option 'delay': did you mean delay_seconds?"),
         ({"max_retries": 3}, "did you mean max_attempts?"),
-        ({"zzz": 3}, "no option 'zzz': there are concurrency_key, delay_seconds"),
+        ({"zzz": 3}, "no option 'zzz': there are after, concurrency_key, delay_seconds"),
     ],
 )
 def test_an_option_that_is_none_is_told_with_the_one_that_was_meant(given: dict[str, int], meant: str) -> None:

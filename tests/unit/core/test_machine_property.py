@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.unit.core.world import HASH, World, submit
+from tests.unit.core.world import HASH, World, make_spec, submit
 
-from horae_node.core import machine, views
+from horae_node.core import lists, machine, views
 from horae_node.core.commands import (
     ENTRY_VERSION,
     AdvanceTime,
@@ -25,10 +27,12 @@ from horae_node.core.commands import (
     RunJobNow,
     SetQueue,
     SubmitBatch,
+    SubmitJob,
 )
 from horae_node.core.digest import state_digest
-from horae_node.core.model import NO_SETTINGS
+from horae_node.core.model import NO_SETTINGS, Follower, Links, OnFailure
 from horae_node.core.results import EntryOutcome, Granted
+from horae_node.core.tables import TOMBSTONE_MS, TRAITS_FROM, linked
 from horae_storage.kv import Txn
 from horae_storage.memory import MemoryStore
 
@@ -38,8 +42,28 @@ JOB_IDS = ["a", "b", "c", "d", "é" * 150]
 ids = st.sampled_from(JOB_IDS)
 queues = st.sampled_from(["q", "qq", "mail"])
 spans = st.sampled_from([0, 1, 500, 1000, 3000])
+followers = st.builds(
+    lambda job_id, delay_ms, hash, ttl_ms: Follower(make_spec(job_id, ttl_ms=ttl_ms), delay_ms, hash),
+    ids,
+    spans,
+    st.sampled_from([HASH, b"", b"other content..."]),
+    st.sampled_from([None, None, 0, 3000]),
+)
+links = st.builds(
+    lambda after, on_failure, then: Links(tuple(after), int(on_failure), then),
+    st.lists(ids, max_size=3, unique=True),
+    st.sampled_from(OnFailure),
+    st.none() | followers,
+)
+
+
+def _submit(job_id: str, delay_ms: int, given: dict[str, Any], joined: Links | None) -> SubmitJob:
+    command = submit(job_id, delay_ms=delay_ms, hash=HASH, **given)
+    return command if joined is None else command._replace(spec=linked(command.spec, joined))
+
+
 submits = st.builds(
-    lambda job_id, delay_ms, given: submit(job_id, delay_ms=delay_ms, hash=HASH, **given),
+    _submit,
     ids,
     spans,
     st.fixed_dictionaries(
@@ -55,8 +79,10 @@ submits = st.builds(
             "unique_key": st.sampled_from([None, "u"]),
             "concurrency_key": st.sampled_from([None, None, "k", "m"]),
             "retention_ms": spans,
+            "tags": st.sampled_from([(), (("t", "1"),)]),
         }
     ),
+    st.none() | links,
 )
 claims = st.builds(
     lambda worker, named, most, lease_ms, claim_id: ClaimJobs(worker, tuple(named), most, lease_ms, claim_id),
@@ -137,12 +163,14 @@ class Recorder(World):
 @given(st.data())
 def test_any_history_keeps_the_promises(data: st.DataObject):
     world = Recorder()
-    world.apply(RaiseMachineVersion(data.draw(st.sampled_from([1, 2, 2, 2]))))
+    world.apply(RaiseMachineVersion(data.draw(st.sampled_from([1, 2, 3, 3, 3]))))
     for _ in range(data.draw(st.integers(1, 40))):
         commands = data.draw(st.lists(plain | claims | reports(world) | reports(world), min_size=1, max_size=3))
         world.apply(*commands)
         world.now_ms += data.draw(spans)
         world.lease_clock += data.draw(spans)
+        if data.draw(st.integers(0, 30)) == 0:
+            world.apply(RaiseMachineVersion(3))
         if data.draw(st.integers(0, 30)) == 0:
             world.apply(OpenEpoch("n", world.epoch))
             world.epoch += 1
@@ -166,11 +194,11 @@ def check_drains(world: World) -> None:
     world.do(AdvanceTime(1000))
     nothing = tuple(NO_SETTINGS._asdict().items())[:-1]
     world.apply(*[SetQueue(queue, nothing) for queue in ("q", "qq", "mail")])
-    for job in views.list_jobs(world.txn, None, None, None, 100).seqs:
+    for job in lists.list_jobs(world.txn, None, None, None, 100).seqs:
         spec = views.spec(world.txn, job)
         assert spec is not None
         world.do(CancelJob(spec.id))
     for _ in range(3):
-        world.pass_ms(100_000)
+        world.pass_ms(100_000 + TOMBSTONE_MS)
         world.do(AdvanceTime(1000))
-    assert world.txn.keys(b"\0", b"\xff", limit=9) == [b"m"]
+    assert {*world.txn.keys(b"\0", b"\xff", limit=9)} <= {b"m", TRAITS_FROM}

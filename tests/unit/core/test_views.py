@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.unit.core.world import NOW_MS, World, submit
 
-from horae_node.core import views
+from horae_node.core import lists, views
 from horae_node.core.commands import CancelJob
 from horae_node.core.model import QueueCounts, State
 
@@ -18,7 +18,7 @@ def test_what_is_not_there():
     assert (views.spec(txn, 1), views.run(txn, 1), views.progress(txn, 1), views.result(txn, 1)) == (None,) * 4
     assert (views.errors(txn, 1), views.last_error(txn, 1)) == ([], None)
     assert views.counts(txn, "default") == QueueCounts()
-    assert views.list_jobs(txn, None, None, None, 5).seqs == []
+    assert lists.list_jobs(txn, None, None, None, 5).seqs == []
 
 
 @pytest.mark.parametrize("queue", [None, "a", "ab", "b", "none"])
@@ -30,7 +30,7 @@ def test_pages_together_are_the_whole_list(queue: str | None, state: int | None,
     found: list[int] = []
     before: int | None = None
     while True:
-        page, before = views.list_jobs(world.txn, queue, state, before, limit)
+        page, before = lists.list_jobs(world.txn, queue, state, before, limit)
         assert len(page) <= limit
         found += page
         if before is None:
@@ -40,15 +40,15 @@ def test_pages_together_are_the_whole_list(queue: str | None, state: int | None,
 
 def test_among_many_queues_no_page_looks_at_all(monkeypatch: pytest.MonkeyPatch):
     """A call for a state cost a look-up for each queue: with 60,000 of them, the lead."""
-    monkeypatch.setattr(views, "QUEUES_MERGED", 2)
-    monkeypatch.setattr(views, "LOOKED_MAX", 5)
+    monkeypatch.setattr(lists, "QUEUES_MERGED", 2)
+    monkeypatch.setattr(lists, "LOOKED_MAX", 5)
     world = listed_world()
     wanted = [seq for seq in range(24, 0, -1) if matches(world, seq, None, CANCELLED)]
     found: list[int] = []
     before: int | None = None
     pages = 0
     while before is not None or not pages:
-        page, before = views.list_jobs(world.txn, None, CANCELLED, before, 100)
+        page, before = lists.list_jobs(world.txn, None, CANCELLED, before, 100)
         found += page
         pages += 1
     assert found == wanted
@@ -57,17 +57,17 @@ def test_among_many_queues_no_page_looks_at_all(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_short_page_is_the_last():
     world = listed_world()
-    assert views.list_jobs(world.txn, None, None, 3, 5).seqs == [2, 1]
-    assert views.list_jobs(world.txn, None, None, 1, 5).seqs == []
-    assert views.list_jobs(world.txn, "a", None, 0, 5).seqs == []
+    assert lists.list_jobs(world.txn, None, None, 3, 5).seqs == [2, 1]
+    assert lists.list_jobs(world.txn, None, None, 1, 5).seqs == []
+    assert lists.list_jobs(world.txn, "a", None, 0, 5).seqs == []
 
 
 def test_lists_of_one_state_are_merged_over_neighbours_in_one_queue():
     world = World()
     for n, queue in enumerate("aabbaab"):
         world.do(submit(f"j{n}", queue=queue))
-    assert views.list_jobs(world.txn, None, READY, None, 9).seqs == [7, 6, 5, 4, 3, 2, 1]
-    assert views.list_jobs(world.txn, None, READY, 6, 3).seqs == [5, 4, 3]
+    assert lists.list_jobs(world.txn, None, READY, None, 9).seqs == [7, 6, 5, 4, 3, 2, 1]
+    assert lists.list_jobs(world.txn, None, READY, 6, 3).seqs == [5, 4, 3]
 
 
 def test_queues_and_their_counts():

@@ -83,7 +83,8 @@ async def test_the_limits_are_those_that_are_checked(document: Any) -> None:
 
 async def test_queries_and_paths_are_parameters(document: Any) -> None:
     listing = {parameter["name"]: parameter for parameter in document["paths"]["/v1/jobs"]["get"]["parameters"]}
-    assert set(listing) == {"queue", "state", "task", "tag", "schedule_id", "limit", "cursor", "consistency"}
+    which = {"queue", "state", "task", "tag", "schedule_id", "created_from", "created_before"}
+    assert set(listing) == which | {"limit", "cursor", "consistency"}
     assert listing["limit"]["schema"] == {"type": "integer", "minimum": 1, "maximum": 1000, "default": 50}
     reading = document["paths"]["/v1/jobs/{id}"]["get"]["parameters"]
     assert [(parameter["name"], parameter["in"]) for parameter in reading] == [

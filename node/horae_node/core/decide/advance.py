@@ -14,12 +14,15 @@ from horae_node.core.changes import (
     ClaimRecorded,
     JobChanged,
     JobPurged,
+    TombstoneSwept,
     WatchMoved,
 )
 from horae_node.core.context import Context
 from horae_node.core.decide.claim import live_grants
-from horae_node.core.decide.finish import lapsed, read_spec, timed_out
+from horae_node.core.decide.finish import lapsed, timed_out
+from horae_node.core.decide.links import decide_settlements
 from horae_node.core.decide.queues import decide_regroups
+from horae_node.core.decide.reading import read_spec
 from horae_node.core.model import Run
 from horae_node.core.runs import finished, made_ready, watched
 from horae_node.core.tables import (
@@ -90,9 +93,12 @@ def decide_due(ctx: Context, budget: int) -> list[Change]:
 
 
 def decide_purges(ctx: Context, budget: int) -> list[Change]:
-    """Finished records past their retention."""
+    """Finished records past their retention, and what is left of them past its own."""
     changes: list[Change] = []
-    for key in _due_keys(ctx, RETENTION, ctx.now_ms, budget):
+    for key, row in ctx.txn.scan(RETENTION, RETENTION + seq_bytes(ctx.now_ms + 1), limit=budget):
+        if row:
+            changes.append(TombstoneSwept(key, row[0]))
+            continue
         seq, run = _seq_and_run(ctx, key)
         assert run.state > S_RUNNING
         changes.append(JobPurged(seq, read_spec(ctx, seq), run))
@@ -115,7 +121,7 @@ def decide_claim_sweeps(ctx: Context, budget: int) -> list[Change]:
     return changes
 
 
-URGENT: tuple[Phase, ...] = (decide_watches, decide_expiries, decide_due, decide_regroups)
+URGENT: tuple[Phase, ...] = (decide_watches, decide_expiries, decide_due, decide_settlements, decide_regroups)
 HOUSEKEEPING: tuple[Phase, ...] = (decide_purges, decide_claim_sweeps)
 
 

@@ -11,27 +11,23 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from horae_node.core.changes import Decision, JobChanged, LossWithdrawn
+from horae_node.core.changes import Change, Decision, ErrorNoted, JobChanged, JobSubmitted, LossWithdrawn
 from horae_node.core.commands import CompleteJob, FailJob, ReleaseJob
 from horae_node.core.context import Context
+from horae_node.core.decide.links import FOLLOWER, follow
+from horae_node.core.decide.reading import find_job, read_spec
 from horae_node.core.model import AttemptError, JobSpec, Run
 from horae_node.core.results import Done, Outcome, Rejected
 from horae_node.core.retry import backoff_ms
 from horae_node.core.runs import COMPLETE, FAIL, NONE, RELEASE, TIMEOUT, died, finished, waiting
 from horae_node.core.tables import (
-    RUN,
     S_CANCELLED,
     S_DEAD,
     S_RUNNING,
     S_SUCCEEDED,
-    SPEC,
     JobHandle,
     handle_for,
-    handle_of,
-    id_key,
-    run_of,
-    seq_bytes,
-    spec_of,
+    has_follower,
     terms_of,
 )
 
@@ -45,13 +41,22 @@ def decide_complete(ctx: Context, command: CompleteJob) -> Decision:
     if not isinstance(held, Held):
         return held, ()
     handle, run = held
-    if run.state == S_RUNNING:
+    if run.state == S_RUNNING and not has_follower(handle):
         after = finished(run, S_SUCCEEDED, ending=COMPLETE, now_ms=ctx.now_ms, index=ctx.index)
         # The running state has no rows that the terms would be needed for: the spec is not read.
         return Done(handle.seq), (JobChanged(handle, run, after, None, None, None, result),)
+    spec = read_spec(ctx, handle.seq)
     after = finished(_not_lost(run), S_SUCCEEDED, ending=COMPLETE, now_ms=ctx.now_ms, index=ctx.index)
-    changed = JobChanged(handle, run, after, terms_of(read_spec(ctx, handle.seq)), None, None, result)
-    return Done(handle.seq), (changed, LossWithdrawn(handle.seq, run.token))
+    changes: list[Change] = [JobChanged(handle, run, after, terms_of(spec), None, None, result)]
+    if run.state != S_RUNNING:
+        changes.append(LossWithdrawn(handle.seq, run.token))
+    follower = follow(ctx, spec)
+    if isinstance(follower, JobSubmitted):
+        changes.append(follower)
+    elif follower is not None:
+        error = AttemptError(run.attempt, FOLLOWER, follower.detail, "", ctx.now_ms, run.worker)
+        changes.append(ErrorNoted(handle.seq, run.token, error))
+    return Done(handle.seq), changes
 
 
 def decide_fail(ctx: Context, command: FailJob) -> Decision:
@@ -125,12 +130,6 @@ def timed_out(ctx: Context, seq: int, run: Run) -> JobChanged:
     return JobChanged(handle_for(seq, spec), run, after, terms_of(spec), error)
 
 
-def read_spec(ctx: Context, seq: int) -> JobSpec:
-    row = ctx.get(SPEC + seq_bytes(seq))
-    assert row is not None
-    return spec_of(row)
-
-
 class Held(NamedTuple):
     handle: JobHandle
     run: Run
@@ -138,13 +137,10 @@ class Held(NamedTuple):
 
 def _held(ctx: Context, job_id: str, token: int, ending: int) -> Held | Outcome:
     """The job whose last attempt may be ended so by `token`, or the answer to give."""
-    row = ctx.get(id_key(job_id))
-    if row is None:
+    found = find_job(ctx, job_id)
+    if found is None:
         return NOT_FOUND
-    handle = handle_of(row)
-    run_row = ctx.get(RUN + seq_bytes(handle.seq))
-    assert run_row is not None
-    run = run_of(run_row)
+    handle, run = found
     if token != run.token or token == 0:
         return LEASE_LOST
     if run.ending != NONE:

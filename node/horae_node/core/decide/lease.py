@@ -6,9 +6,10 @@ from horae_node.core.changes import Decision, LeaseRenewed
 from horae_node.core.commands import HeartbeatLease
 from horae_node.core.context import Context
 from horae_node.core.decide.finish import LEASE_LOST, NOT_FOUND
+from horae_node.core.decide.reading import find_job
 from horae_node.core.results import Heartbeat
 from horae_node.core.runs import renewed
-from horae_node.core.tables import RUN, S_RUNNING, id_key, run_of, seq_bytes
+from horae_node.core.tables import S_RUNNING
 
 
 def decide_heartbeat(ctx: Context, command: HeartbeatLease) -> Decision:
@@ -17,13 +18,10 @@ def decide_heartbeat(ctx: Context, command: HeartbeatLease) -> Decision:
     A lease that is over by the clock, but that no sweep has taken yet, is renewed: nobody else can hold the job.
     """
     job_id, token, progress = command
-    row = ctx.get(id_key(job_id))
-    if row is None:
+    found = find_job(ctx, job_id)
+    if found is None:
         return NOT_FOUND, ()
-    seq = row[0]
-    run_row = ctx.get(RUN + seq_bytes(seq))
-    assert run_row is not None
-    run = run_of(run_row)
+    seq, run = found[0][0], found[1]
     if run.token != token or run.state != S_RUNNING:
         return LEASE_LOST, ()
     lease_end = ctx.lease_clock + run.lease_ms

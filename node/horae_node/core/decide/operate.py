@@ -5,25 +5,21 @@ from __future__ import annotations
 from horae_node.core.changes import Change, Decision, JobChanged, JobPurged, SpecAmended
 from horae_node.core.commands import CancelJob, CancelJobIn, DeleteJob, RequeueJob, RequeueJobIn, RunJobNow
 from horae_node.core.context import Context
-from horae_node.core.decide.finish import NOT_FOUND, read_spec
+from horae_node.core.decide.finish import NOT_FOUND
+from horae_node.core.decide.reading import find_job, read_spec
 from horae_node.core.decide.submit import with_expiry
-from horae_node.core.model import JobSpec, Run
+from horae_node.core.model import JobSpec
 from horae_node.core.results import Done, Rejected
 from horae_node.core.runs import finished, requeued
 from horae_node.core.tables import (
-    RUN,
     S_CANCELLED,
     S_PENDING,
     S_READY,
     S_RUNNING,
     S_SUCCEEDED,
-    JobHandle,
-    handle_of,
-    id_key,
-    run_of,
-    seq_bytes,
     terms_of,
     unique_index_key,
+    with_expiry_at,
 )
 
 FINISHED_ALREADY = Rejected("conflict", "the job is finished")
@@ -36,7 +32,7 @@ UNIQUE_KEY_HELD = Rejected("conflict", "another job holds the unique key")
 
 def decide_cancel(ctx: Context, command: CancelJob) -> Decision:
     """Waiting: cancelled at once, never run. Running: asked for, and told to the worker by its next heartbeat."""
-    found = _find(ctx, command.job_id)
+    found = find_job(ctx, command.job_id)
     if found is None:
         return NOT_FOUND, ()
     handle, run = found
@@ -53,7 +49,7 @@ def decide_cancel(ctx: Context, command: CancelJob) -> Decision:
 
 def decide_requeue(ctx: Context, command: RequeueJob) -> Decision:
     """Attempts start anew. A time to live counts anew too; a fixed expiry that is past no longer holds."""
-    found = _find(ctx, command.job_id)
+    found = find_job(ctx, command.job_id)
     if found is None:
         return NOT_FOUND, ()
     handle, run = found
@@ -85,12 +81,12 @@ def decide_requeue_in(ctx: Context, command: RequeueJobIn) -> Decision:
 
 
 def _is_elsewhere(ctx: Context, command: CancelJobIn | RequeueJobIn) -> bool:
-    found = _find(ctx, command.job_id)
+    found = find_job(ctx, command.job_id)
     return found is not None and found[1].state != command.state
 
 
 def decide_run_now(ctx: Context, command: RunJobNow) -> Decision:
-    found = _find(ctx, command.job_id)
+    found = find_job(ctx, command.job_id)
     if found is None:
         return NOT_FOUND, ()
     handle, run = found
@@ -103,7 +99,7 @@ def decide_run_now(ctx: Context, command: RunJobNow) -> Decision:
 
 
 def decide_delete(ctx: Context, command: DeleteJob) -> Decision:
-    found = _find(ctx, command.job_id)
+    found = find_job(ctx, command.job_id)
     if found is None:
         return NOT_FOUND, ()
     handle, run = found
@@ -112,20 +108,10 @@ def decide_delete(ctx: Context, command: DeleteJob) -> Decision:
     return Done(handle.seq), (JobPurged(handle.seq, read_spec(ctx, handle.seq), run),)
 
 
-def _find(ctx: Context, job_id: str) -> tuple[JobHandle, Run] | None:
-    row = ctx.get(id_key(job_id))
-    if row is None:
-        return None
-    handle = handle_of(row)
-    run_row = ctx.get(RUN + seq_bytes(handle.seq))
-    assert run_row is not None
-    return handle, run_of(run_row)
-
-
 def _expiry_anew(spec: JobSpec, now_ms: int) -> JobSpec:
     if spec.expires_at_ms is None:
         return spec
     if spec.ttl_ms is None:
-        return spec if spec.expires_at_ms > now_ms else spec._replace(expires_at_ms=None)
-    anew = with_expiry(spec._replace(expires_at_ms=None), now_ms)
-    return anew if anew.expires_at_ms != now_ms else anew._replace(expires_at_ms=None)
+        return spec if spec.expires_at_ms > now_ms else with_expiry_at(spec, None)
+    anew = with_expiry(with_expiry_at(spec, None), now_ms)
+    return anew if anew.expires_at_ms != now_ms else with_expiry_at(anew, None)

@@ -5,26 +5,45 @@ The id is the idempotency key of the submit; the unique key merges submits while
 
 from __future__ import annotations
 
-from horae_node.core.changes import Decision, JobSubmitted
+from horae_node.core.changes import Decision, JobSubmitted, Needs
 from horae_node.core.commands import SubmitBatch, SubmitJob
 from horae_node.core.context import Context
 from horae_node.core.decide.queues import TOO_OLD
-from horae_node.core.model import JobSpec, QueueSettings
+from horae_node.core.model import JobSpec, Links, OnFailure, QueueSettings
 from horae_node.core.results import BatchSubmitted, Rejected, Submitted
 from horae_node.core.runs import submitted
-from horae_node.core.tables import RUN, S_PENDING, S_READY, id_key, run_of, seq_bytes, unique_index_key
+from horae_node.core.tables import (
+    RUN,
+    S_PENDING,
+    S_READY,
+    S_RUNNING,
+    S_SUCCEEDED,
+    id_key,
+    is_tombstone,
+    links_of,
+    run_of,
+    seq_bytes,
+    tombstone_of,
+    unique_index_key,
+    with_expiry_at,
+)
 
 OTHER_CONTENT = Rejected("conflict", "a job with this id exists and was submitted with other content")
 EXPIRED_BEFORE = Rejected("invalid", "expires_at or ttl_seconds is already past")
+TOO_OLD_FOR_LINKS = Rejected(
+    "conflict",
+    "the cluster runs by the rules of an older version, which know neither after nor then: it takes up the new ones by "
+    "itself once every member was upgraded and is reachable",
+)
 BEFORE_EPOCH = Rejected("invalid", "run_at is before 1970")
 
 
 def decide_submit(ctx: Context, command: SubmitJob) -> Decision:
     """A new job; or the one that has the id (same content only) or holds the unique key."""
-    known = _known(ctx, command)
+    known = known_job(ctx, command)
     if known is not None:
         return known, ()
-    decided = _new(ctx, command, ctx.job_seq + 1, 0)
+    decided = _new(ctx, command, ctx.job_seq + 1)
     if isinstance(decided, Rejected):
         return decided, ()
     return Submitted(decided[0], decided), (decided,)
@@ -36,10 +55,9 @@ def decide_submit_batch(ctx: Context, command: SubmitBatch) -> Decision:
     outcomes: list[Submitted] = []
     changes: list[JobSubmitted] = []
     for position, submit in enumerate(command.jobs):
-        known = _known(ctx, submit) or batch.known(submit)
+        known = known_job(ctx, submit) or batch.known(submit)
         if known is None:
-            queue = submit.spec.queue
-            decided = _new(ctx, submit, ctx.job_seq + 1 + len(changes), batch.jobs_of(queue))
+            decided = _new(ctx, submit, ctx.job_seq + 1 + len(changes), batch)
             if isinstance(decided, Rejected):
                 known = decided
             else:
@@ -48,7 +66,7 @@ def decide_submit_batch(ctx: Context, command: SubmitBatch) -> Decision:
                 outcomes.append(Submitted(decided.seq, decided))
                 continue
         if isinstance(known, Rejected):
-            return Rejected(known.code, known.detail, position), ()
+            return known._replace(position=position), ()
         outcomes.append(known)
     return BatchSubmitted(tuple(outcomes)), changes
 
@@ -60,6 +78,11 @@ class _Batch:
         self._ids: dict[str, tuple[int, bytes]] = {}
         self._unique: dict[tuple[str, str], int] = {}
         self._jobs: dict[str, int] = {}
+
+    def pending(self, job_id: str) -> tuple[int, int] | None:
+        """The number and state of an earlier job of the batch."""
+        twin = self._ids.get(job_id)
+        return None if twin is None else (twin[0], S_PENDING)
 
     def jobs_of(self, queue: str) -> int:
         """How many it will have made there."""
@@ -84,10 +107,14 @@ class _Batch:
             self._unique[spec.queue, spec.unique_key] = seq
 
 
-def _known(ctx: Context, command: SubmitJob) -> Submitted | Rejected | None:
+def known_job(ctx: Context, command: SubmitJob) -> Submitted | Rejected | None:
     spec = command.spec
     row = ctx.get(id_key(spec.id))
     if row is not None:
+        if is_tombstone(row):
+            gone = tombstone_of(row)
+            known = _same_id(gone.seq, gone.content_hash, command.content_hash)
+            return known if isinstance(known, Rejected) else Submitted(gone.seq, None, gone)
         run_row = ctx.get(RUN + seq_bytes(row[0]))
         assert run_row is not None
         return _same_id(row[0], run_of(run_row).content_hash, command.content_hash)
@@ -104,15 +131,29 @@ def _same_id(seq: int, first_hash: bytes, content_hash: bytes) -> Submitted | Re
     return OTHER_CONTENT
 
 
-def _new(ctx: Context, command: SubmitJob, seq: int, before_it: int) -> JobSubmitted | Rejected:
-    """`before_it`: jobs of its queue that come to be by the same command."""
-    spec, run_at_ms, delay_ms, content_hash = command
+def _new(ctx: Context, command: SubmitJob, seq: int, batch: _Batch | None = None) -> JobSubmitted | Rejected:
+    """`batch`: what comes to be before it by the same command."""
+    spec = command.spec
     if ctx.limits:
         settings = ctx.settings(spec.queue)
-        if settings.max_depth is not None and _depth(ctx, spec.queue) + before_it >= settings.max_depth:
-            return _too_deep(spec.queue, settings)
+        if settings.max_depth is not None:
+            before_it = 0 if batch is None else batch.jobs_of(spec.queue)
+            if _depth(ctx, spec.queue) + before_it >= settings.max_depth:
+                return _too_deep(spec.queue, settings)
     elif spec.concurrency_key is not None:
         return TOO_OLD
+    links = links_of(spec)
+    if links is None:
+        return new_job(ctx, command, seq)
+    if not ctx.links:
+        return TOO_OLD_FOR_LINKS
+    needs = _needs(ctx, links, batch)
+    return needs if isinstance(needs, Rejected) else new_job(ctx, command, seq, needs)
+
+
+def new_job(ctx: Context, command: SubmitJob, seq: int, needs: Needs | None = None) -> JobSubmitted | Rejected:
+    """A job that its queue takes. Refused: one that is past already."""
+    spec, run_at_ms, delay_ms, content_hash = command
     now_ms = ctx.now_ms
     if spec.expires_at_ms is not None or spec.ttl_ms is not None:
         spec = with_expiry(spec, now_ms)
@@ -122,7 +163,39 @@ def _new(ctx: Context, command: SubmitJob, seq: int, before_it: int) -> JobSubmi
     due_ms = now_ms + delay_ms if run_at_ms is None else run_at_ms
     if due_ms < 0:
         return BEFORE_EPOCH
-    return JobSubmitted(seq, spec, submitted(due_ms=due_ms, now_ms=now_ms, index=ctx.index, content_hash=content_hash))
+    run = submitted(due_ms=due_ms, now_ms=now_ms, index=ctx.index, content_hash=content_hash, held=needs is not None)
+    return JobSubmitted(seq, spec, run, needs)
+
+
+def _needs(ctx: Context, links: Links, batch: _Batch | None) -> Needs | Rejected | None:
+    """What a new job waits for; None: nothing. It can name only jobs that exist, so no circle can come to be."""
+    waits: dict[int, int] = {}
+    failed: dict[int, int] = {}
+    for position, job_id in enumerate(links.after):
+        found = _seq_and_state(ctx, job_id)
+        if found is None and batch is not None:
+            found = batch.pending(job_id)
+        if found is None:
+            return Rejected("invalid", f"names a job that does not exist: {job_id!r}", field=f"after/{position}")
+        seq, state = found
+        if state == S_SUCCEEDED or (state > S_RUNNING and links.on_failure == OnFailure.RUN):
+            continue
+        waits[seq] = position
+        if state > S_RUNNING:
+            failed[seq] = state
+    return Needs(links.on_failure, tuple(sorted(waits.items())), tuple(sorted(failed.items()))) if waits else None
+
+
+def _seq_and_state(ctx: Context, job_id: str) -> tuple[int, int] | None:
+    row = ctx.get(id_key(job_id))
+    if row is None:
+        return None
+    if is_tombstone(row):
+        gone = tombstone_of(row)
+        return gone.seq, gone.state
+    run_row = ctx.get(RUN + seq_bytes(row[0]))
+    assert run_row is not None
+    return row[0], run_of(run_row).state
 
 
 def _depth(ctx: Context, queue: str) -> int:
@@ -139,5 +212,5 @@ def _too_deep(queue: str, settings: QueueSettings) -> Rejected:
 def with_expiry(spec: JobSpec, now_ms: int) -> JobSpec:
     """The spec as stored: a time to live becomes the moment that it means."""
     if spec.expires_at_ms is None and spec.ttl_ms is not None:
-        return spec._replace(expires_at_ms=now_ms + spec.ttl_ms)
+        return with_expiry_at(spec, now_ms + spec.ttl_ms)
     return spec

@@ -1,0 +1,104 @@
+"""Jobs that wait for others, and jobs that the success of another brings forth.
+
+A job that names others in `after` is pending until all of them are finished. When one of them ends, that is written
+down (`SETTLE`), and those that wait for it are told in bounded steps, as time that has come is: a job with a million
+dependants ends as fast as one with none. What ends in another state than `succeeded` cancels those that wait for it
+with `on_failure: cancel`, whatever else they wait for.
+Next to read: `submit.py` (what a new job may wait for), `finish.py`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from horae_node.core.changes import Change, JobChanged, JobSettled, JobSubmitted, NeedsMet
+from horae_node.core.commands import SubmitJob
+from horae_node.core.context import Context
+from horae_node.core.decide.reading import read_run, read_spec
+from horae_node.core.decide.submit import known_job, new_job
+from horae_node.core.model import AttemptError, JobSpec, OnFailure, State
+from horae_node.core.results import Rejected, Submitted
+from horae_node.core.runs import finished, let_go
+from horae_node.core.tables import (
+    NEEDED,
+    NEEDS,
+    S_CANCELLED,
+    S_SUCCEEDED,
+    SETTLE,
+    follower_of,
+    handle_for,
+    links_of,
+    pair_range,
+    seq_bytes,
+    terms_of,
+)
+
+DEPENDENCY = "dependency"
+"""The type of the error of a job that was cancelled for another."""
+FOLLOWER = "then"
+"""The type of the error of a job that succeeded, and whose `then` could not be made."""
+
+
+def decide_settlements(ctx: Context, budget: int) -> list[Change]:
+    """Tell those that wait how the jobs ended that they wait for."""
+    told: dict[int, list[Told]] = {}
+    settled: list[Change] = []
+    left = budget
+    for key, (state, up_to) in ctx.txn.scan(SETTLE, SETTLE + b"\xff" * 9, limit=budget):
+        if left <= 0:
+            break
+        other = int.from_bytes(key[-8:], "big")
+        start, stop = pair_range(NEEDED, other, up_to)
+        waiting = ctx.txn.scan(start, stop, limit=left)
+        for needed, (place,) in waiting:
+            told.setdefault(int.from_bytes(needed[-8:], "big"), []).append(Told(other, place, state))
+        if len(waiting) < left:
+            settled.append(JobSettled(other))
+        left -= len(waiting) + 1
+    return [*[_tell(ctx, seq, endings) for seq, endings in told.items()], *settled]
+
+
+class Told(NamedTuple):
+    """One of the jobs that a job waits for has ended."""
+
+    seq: int
+    place: int
+    state: int
+
+
+def _tell(ctx: Context, seq: int, endings: list[Told]) -> Change:
+    row = ctx.get(NEEDS + seq_bytes(seq))
+    assert row is not None
+    on_failure, needed = row
+    failed = [told for told in endings if told.state != S_SUCCEEDED]
+    if failed and on_failure == OnFailure.CANCEL:
+        return _cancelled(ctx, seq, failed[0])
+    if len(endings) < len(needed):
+        return NeedsMet(seq, tuple([told.seq for told in endings]))
+    run, spec = read_run(ctx, seq), read_spec(ctx, seq)
+    return JobChanged(handle_for(seq, spec), run, let_go(run, ctx.now_ms, ctx.index), terms_of(spec))
+
+
+def _cancelled(ctx: Context, seq: int, failed: Told) -> JobChanged:
+    run, spec = read_run(ctx, seq), read_spec(ctx, seq)
+    links = links_of(spec)
+    assert links is not None
+    message = f"{links.after[failed.place]!r}, which it was to run after, is {State(failed.state).name.lower()}"
+    after = finished(run, S_CANCELLED, ending=run.ending, now_ms=ctx.now_ms, index=ctx.index)
+    error = AttemptError(0, DEPENDENCY, message, "", ctx.now_ms, "")
+    return JobChanged(handle_for(seq, spec), run, after, terms_of(spec), error)
+
+
+def follow(ctx: Context, spec: JobSpec) -> JobSubmitted | Rejected | None:
+    """The job that the success of one with this spec brings forth. None: it exists already, or there is none to be.
+
+    A queue that is as deep as it may be takes it all the same: what was accepted with its parent is not lost.
+    """
+    follower = follower_of(spec)
+    if follower is None:
+        return None
+    command = SubmitJob(follower.spec, None, follower.delay_ms, follower.content_hash)
+    known = known_job(ctx, command)
+    if isinstance(known, Submitted):
+        return None
+    return known or new_job(ctx, command, ctx.job_seq + 1)

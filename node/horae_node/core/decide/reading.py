@@ -1,0 +1,38 @@
+"""Looks at single jobs, as several decisions need them. Of jobs that are known to be there, but for `find_job`."""
+
+from __future__ import annotations
+
+from horae_node.core.context import Context
+from horae_node.core.model import JobSpec, Run
+from horae_node.core.tables import (
+    RUN,
+    SPEC,
+    JobHandle,
+    handle_of,
+    id_key,
+    is_tombstone,
+    run_of,
+    seq_bytes,
+    spec_of,
+)
+
+
+def find_job(ctx: Context, job_id: str) -> tuple[JobHandle, Run] | None:
+    """None: there is no such job, or its record is gone."""
+    row = ctx.get(id_key(job_id))
+    if row is None or is_tombstone(row):
+        return None
+    handle = handle_of(row)
+    return handle, read_run(ctx, handle.seq)
+
+
+def read_run(ctx: Context, seq: int) -> Run:
+    row = ctx.get(RUN + seq_bytes(seq))
+    assert row is not None
+    return run_of(row)
+
+
+def read_spec(ctx: Context, seq: int) -> JobSpec:
+    row = ctx.get(SPEC + seq_bytes(seq))
+    assert row is not None
+    return spec_of(row)
