@@ -21,7 +21,8 @@ from horae_node.clock import ManualClock
 from horae_node.core import commands as c
 from horae_node.core import views
 from horae_node.core.commands import ENTRY_VERSION, Command, Header
-from horae_node.core.model import NO_SETTINGS, JobSpec
+from horae_node.core.model import NO_SETTINGS, Follower, JobSpec, Links, OnFailure
+from horae_node.core.tables import linked
 from horae_node.raft.pysyncobj_journal import ENTRY_NOOP, ENTRY_REGULAR
 from horae_node.voters import write_voters
 from horae_storage.directory import open_directory
@@ -70,7 +71,39 @@ def history() -> list[tuple[Command, ...]]:
         (c.ClaimJobs("keyed", ("mail",), 9, None, ""),),
         (c.AdvanceTime(100),),
         (submit(_keyed(9), None, 0, b""), c.ClaimJobs("keyed", ("mail", "idle"), 1, None, "")),
+        (c.RaiseMachineVersion(3),),  # index 30
+        (submit(make_spec("first", queue="chain"), None, 0, b"f" * 16), submit(_fleeting(), None, 0, b"g" * 16)),
+        (submit(_linked("after-first", ("first", "job-1")), None, 0, b""),),
+        (
+            c.SubmitBatch(
+                (submit(_linked("then", (), "follower"), None, 0, b""), submit(_linked("x", ("then",)), None, 0, b""))
+            ),
+        ),
+        (c.ClaimJobs("chain", ("chain",), 3, None, ""),),  # index 34: first, fleeting, then
+        (
+            c.CompleteJob("then", 34, b"3"),
+            c.CompleteJob("fleeting", 34, None),
+            c.FailJob("first", 34, "E", "", "", False, None),
+        ),
+        (c.AdvanceTime(100), submit(_linked("too-late", ("first",)), None, 0, b"")),
+        (c.AdvanceTime(100), submit(_fleeting(), None, 0, b"g" * 16)),
+        (submit(_linked("waits", ("follower", "fleeting")), None, 0, b""),),
+        (c.DeleteJob("first"), c.AdvanceTime(100)),
+        (submit(make_spec("last-of-3", tags=(("a", "b"),), schedule_id="s", nominal_ms=1), None, 0, b""),),
     ]
+
+
+def _whole(spec: JobSpec) -> c.SubmitJob:
+    return c.SubmitJob(spec, None, 0, b"")
+
+
+def _fleeting() -> JobSpec:
+    return make_spec("fleeting", queue="chain", retention_ms=0)
+
+
+def _linked(job_id: str, after: tuple[str, ...], then: str | None = None) -> JobSpec:
+    follower = None if then is None else Follower(make_spec(then, queue="chain"), 0, b"")
+    return linked(make_spec(job_id, queue="chain"), Links(after, int(OnFailure.CANCEL), follower))
 
 
 def _keyed(n: int) -> JobSpec:

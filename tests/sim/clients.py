@@ -59,6 +59,10 @@ class Job:
     requeues: list[Call] = field(default_factory=list)
     hurried: bool = False
     """Somebody asked to run it now."""
+    parent: Job | None = None
+    """The job whose success brings it forth; nobody submits it."""
+    fleeting: bool = False
+    """Its record goes as soon as it is finished, and its submitter asks once more, late."""
 
     @property
     def acknowledged(self) -> Call | None:
@@ -137,6 +141,14 @@ class Workload:
             keys["concurrency_key"] = f"k{rng.randrange(3)}"
         if rng.random() < 0.03:
             keys["ttl_seconds"] = 20.0
+        if rng.random() < 0.15 and self.names:
+            keys["after"] = list(dict.fromkeys(self._some_job() for _ in range(rng.choice((1, 1, 3)))))
+            keys["on_failure"] = rng.choice(("cancel", "run"))
+        if rng.random() < 0.08:
+            keys["then"] = wire.SubmitRequest(
+                task="t", id=f"{job_id}t", queue=rng.choice(QUEUES), lease_seconds=2.0, retention_seconds=KEEP_SECONDS
+            )
+        fleeting = rng.random() < 0.05
         request = wire.SubmitRequest(
             task="t",
             id=job_id,
@@ -147,11 +159,14 @@ class Workload:
             lease_seconds=rng.choice((1.0, 2.0, 5.0)),
             timeout_seconds=rng.choice((20.0, 600.0)),
             retry=wire.Retry(initial_seconds=0.5, factor=2.0, max_seconds=2.0, jitter=0.2),
-            retention_seconds=KEEP_SECONDS,
+            retention_seconds=0 if fleeting else KEEP_SECONDS,
             **keys,
         )
-        job = self.book[job_id] = Job(job_id, request, due_ms, delay_ms)
+        job = self.book[job_id] = Job(job_id, request, due_ms, delay_ms, fleeting=fleeting)
         self.names.append(job_id)
+        if request.then is not None and request.then.id is not None:
+            self.book[request.then.id] = Job(request.then.id, request.then, None, 0, parent=job)
+            self.names.append(request.then.id)
         return job
 
     def _submit(self, name: str, job: Job) -> Script:
@@ -162,6 +177,9 @@ class Workload:
             if call.how in (OK, REFUSED) or (not self.calm and self.rng.random() < 0.05):
                 break
             yield self._backoff_us()
+        if job.fleeting:
+            yield int(20 * SECOND * self.rng.random())
+            yield self._ask(name, "submit", _submitting(job), job.job_id, note=job.submits)
         self.open_submits -= 1
 
     # ------------------------------------------------------------------ workers

@@ -134,6 +134,19 @@ class Judge:
         job = self.book.get(spec.id)
         if job is not None and not job.hurried and not job.requeues:
             self._check_due(job)
+            self._check_after(view, job)
+
+    def _check_after(self, view: View, job: Job) -> None:
+        """[S11]: what it was to run after is finished, and has succeeded if it must."""
+        for other in job.request.after:
+            seq = views.job_seq(view, other)
+            run = None if seq is None else views.run(view, seq)
+            if run is None or self.book[other].requeues:
+                continue
+            self.count("granted after others")
+            may = FINISHED if job.request.on_failure == "run" else {State.SUCCEEDED}
+            if run.state not in may:
+                self.report(f"{job.job_id} was granted, and {other} is {State(run.state).name.lower()} [S11]")
 
     def _check_due(self, job: Job) -> None:
         now_ms = self.world.true_wall_ms()
@@ -159,7 +172,8 @@ class Judge:
             )
         job = self.book[call.job_id]
         acknowledged = job.acknowledged
-        if acknowledged is not None and acknowledged.end_us < call.begin_us and call.how == REFUSED:
+        kept = acknowledged is not None and acknowledged.end_us < call.begin_us and not job.fleeting
+        if kept and call.how == REFUSED:
             self.report(f"a read of {call.job_id} did not find it [S15]")
         for ending in job.endings:
             done = ending.kind == "complete" and ending.how == OK and ending.end_us < call.begin_us
@@ -187,22 +201,43 @@ class Judge:
             if job_id not in self.book:
                 self.report(f"{job_id} is there, nobody submitted it [S2]")
         for job in self.book.values():
-            self._check_job(job, jobs.get(job.job_id))
+            found = jobs.get(job.job_id)
+            self._check_job(job, found)
+            if job.parent is not None:
+                parent = jobs.get(job.parent.job_id)
+                self._check_follower(job, None if parent is None else parent[1], found is not None)
 
     def _check_job(self, job: Job, found: tuple[JobSpec, Run] | None) -> None:
+        self._check_fences(job)
+        if job.fleeting:
+            self._check_fleeting(job)
         if found is None:
-            if job.acknowledged is not None:
+            if job.acknowledged is not None and not job.fleeting:
                 self.report(f"{job.job_id} was acknowledged and is gone [S1]")
             return
-        if all(call.how in (FAIL, REFUSED) and call.end_us for call in job.submits):
+        if job.parent is None and all(call.how in (FAIL, REFUSED) and call.end_us for call in job.submits):
             self.report(f"{job.job_id} is there, though its submit surely failed [S2]")
         run = found[1]
         if run.state not in FINISHED:
             self.report(f"{job.job_id} is still {State(run.state).name.lower()} [L3]")
         self._check_endings(job, run)
         self._check_cancels(job, run)
-        self._check_fences(job)
         self._check_leases(job)
+
+    def _check_fleeting(self, job: Job) -> None:
+        """[S2]: an id makes one job, also when the record of that has gone."""
+        made = [call for call in job.submits if call.how == OK and call.value[1]]
+        self.count("submits of jobs whose record may be gone", len(job.submits))
+        if len(made) > 1:
+            self.report(f"{job.job_id} was made {len(made)} times [S2]")
+
+    def _check_follower(self, job: Job, parent: Run | None, found: bool) -> None:
+        """[S1, S2]: it is there exactly when its parent has succeeded."""
+        succeeded = parent is not None and parent.state == State.SUCCEEDED
+        if found:
+            self.count("brought forth")
+        if found != succeeded and not (job.parent is not None and job.parent.fleeting):
+            self.report(f"{job.job_id} is {'' if found else 'not '}there: its parent {parent} [S1, S2]")
 
     def _check_endings(self, job: Job, run: Run) -> None:
         accepted = sorted({call.token for call in job.endings if call.kind == "complete" and call.how == OK})
