@@ -81,6 +81,22 @@ PACKED = "application/msgpack"
         ({"tags": {"k": "v" * 201}}, "/tags"),
         ({"tags": {"k": "a\u0000"}}, "/tags"),
         ({"tags": ["k"]}, "/tags"),
+        ({"after": "a"}, "/after"),
+        ({"after": ["a", "a"]}, "/after/1"),
+        ({"after": ["a", ""]}, "/after/1"),
+        ({"after": [f"j{n}" for n in range(101)]}, "/after"),
+        ({"id": "a", "after": ["b", "a"]}, "/after/1"),
+        ({"on_failure": "run"}, "/on_failure"),
+        ({"after": ["a"], "on_failure": "retry"}, "/on_failure"),
+        ({"then": {}}, "/then/task"),
+        ({"then": {"task": "t", "tsak": 1}}, "/then/tsak"),
+        ({"then": {"task": "t", "run_at": "2027-01-01T00:00:00Z"}}, "/then/run_at"),
+        ({"then": {"task": "t", "expires_at": "2027-01-01T00:00:00Z"}}, "/then/expires_at"),
+        ({"then": {"task": "t", "after": ["a"]}}, "/then/after"),
+        ({"then": {"task": "t", "ttl_seconds": 0}}, "/then/ttl_seconds"),
+        ({"then": {"task": "t", "then": {"task": "t", "queue": "a/b"}}}, "/then/then/queue"),
+        ({"then": {"task": "t", "then": {"task": "t", "after": ["a"]}}}, "/then/then/after"),
+        ({"then": {"task": "t", "payload": 10**400}}, "/then/payload"),
         ({"Queue": "a"}, "/Queue"),
         ({"a/b~c": 1}, "/a~1b~0c"),
     ],
@@ -91,6 +107,17 @@ async def test_a_wrong_field_is_named(node: Node, changes: dict[str, Any], point
     assert got.headers["Content-Type"] == "application/problem+json"
     assert got.json["type"] == "urn:horae:problem:invalid"
     assert not node.service.calls
+
+
+async def test_jobs_follow_one_another_ten_times_at_most(node: Node) -> None:
+    ten: dict[str, Any] = {"task": "t"}
+    for _ in range(10):
+        ten = {"task": "t", "then": ten}
+    assert (await node.send("POST", "/v1/jobs", ten)).status == 201
+    got = await node.send("POST", "/v1/jobs", {"task": "t", "then": ten})
+    assert (got.status, got.pointers) == (422, ["/then"])
+    endless = b'{"task":"t","then":' * 20_000 + b"null" + b"}" * 20_000
+    assert (await node.send("POST", "/v1/jobs", endless)).status in (400, 422)
 
 
 @pytest.mark.parametrize(
