@@ -145,6 +145,8 @@ def what_holds_up(was: Job, job: Job) -> str | None:
     if error is not None and error != was.last_error:
         then = f"; next try at {_time(job.run_at)}" if job.state == "pending" else ""
         return f"attempt {error.attempt} of {job.max_attempts} failed: {error.type}: {error.message}{then}"
+    if job.state == was.state == "pending" and job.after:
+        return f"it waits for {len(job.after)} other {'job' if len(job.after) == 1 else 'jobs'}"
     if job.state == was.state == "ready":
         return f"no worker has taken it yet: does one serve the queue {job.queue}?"
     return None
