@@ -6,6 +6,8 @@ Not here: which events there are, and how long they are kept (`horae_node/events
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from typing import Final
 
 import msgspec
@@ -28,6 +30,9 @@ _HEAD_LINES: Final = b"Cache-Control: no-store\r\nX-Accel-Buffering: no\r\n"
 """The second one lets nginx pass each event on as it comes."""
 _RETRY: Final = b"retry: 1000\n"
 """How soon a browser connects again: an election takes about a second."""
+_VANISHED_MS: Final = 60_000
+"""A reader whose machine is gone says no word: its connection ends when it has confirmed nothing for so long, four of
+what a stream writes in silence. By itself the system tries for a quarter of an hour."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -76,6 +81,7 @@ class EventsAnswer(Answer):
             if request.method == "HEAD":
                 await self._write(head, request)
                 return
+            _end_if_vanished(request.transport)
             await self._write(head + _RETRY + _mark(self._subscription.resume), request)
             while (page := await self._subscription.page()) is not None:
                 await self._write(_text_of(page), request)
@@ -89,6 +95,12 @@ class EventsAnswer(Answer):
         transport.write(text)
         if transport.get_write_buffer_size() > BUFFERED_BYTES_MAX:
             await self._wait_read(transport, request.writer)
+
+
+def _end_if_vanished(transport: asyncio.Transport | None) -> None:
+    if transport is not None and not transport.is_closing() and hasattr(socket, "TCP_USER_TIMEOUT"):
+        with contextlib.suppress(OSError):  # gone already: the next write tells
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _VANISHED_MS)
 
 
 def _text_of(page: Page) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -151,6 +152,13 @@ async def test_in_silence_it_says_that_it_lives(one: OneNode, listen: Open):
     assert await stream.frame() == begin
     await one.submit(id="j")
     assert (await stream.events(1))[0].data["job_id"] == "j"
+
+
+async def test_a_reader_whose_machine_is_gone_does_not_stay(node: Node, listen: Open):
+    await (await listen()).frame()
+    (connection,) = node.running.connections.connections
+    sock = connection.transport.get_extra_info("socket")
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 60_000
 
 
 async def test_too_many_are_turned_away(one: OneNode, listen: Open):
