@@ -10,6 +10,7 @@ import pytest
 from tests.unit.core.world import World, submit
 
 from horae import wire
+from horae_node import events
 from horae_node import feed as feeds
 from horae_node.core.changes import Change
 from horae_node.core.commands import (
@@ -32,7 +33,7 @@ from horae_node.core.commands import (
     SetQueue,
     SubmitBatch,
 )
-from horae_node.core.model import LIMITS_VERSION
+from horae_node.core.model import LIMITS_VERSION, Ending, State
 from horae_node.errors import NotApplied
 from horae_node.events import SILENT, TELLERS
 from horae_node.feed import LAST, Feed, Page, Wanted, id_of, place_of
@@ -74,13 +75,13 @@ class Node:
     async def read(self, after: tuple[int, int] | None = START, wanted: Wanted = ALL) -> list[wire.Event]:
         """All that is there."""
         subscription = self.feed.subscribe(after, wanted)
-        events: list[wire.Event] = []
+        found: list[wire.Event] = []
         self.feed.silence_s = 0
         while (page := await subscription.page()) is not None and page.events:
             assert page.behind is None
-            events += page.events
+            found += page.events
         subscription.close()
-        return events
+        return found
 
     async def told(self, *keys: str) -> list[tuple[Any, ...]]:
         """Type and these keys of all events."""
@@ -95,6 +96,13 @@ def test_every_change_is_told_or_named_as_silent():
     kinds = set(get_args(Change))
     assert kinds == set(TELLERS) | SILENT
     assert not set(TELLERS) & SILENT
+
+
+def test_every_end_of_a_change_has_its_event():
+    """A state or an ending that is new would else end the node at its first apply."""
+    assert set(events._BY_STATE) == set(State) - {State.PENDING, State.READY}
+    assert set(events._BY_ENDING) == set(Ending) - {Ending.COMPLETE}
+    assert set(wire.EVENT_TYPES) >= {*events._BY_STATE.values(), *events._BY_ENDING.values()}
 
 
 async def test_a_life_that_succeeds():
