@@ -101,7 +101,7 @@ class Answer(web.StreamResponse):
 
     def _head(self, request: web.BaseRequest) -> bytes:
         key = (self._status, self._kind)
-        start = _heads.get(key) or _start_of_head(key)
+        start = _heads.get(key) or start_of_head(key)
         if self._status == 204:
             end = self.header_lines + b"\r\n"
         else:
@@ -125,7 +125,7 @@ def _has_hung_up(transport: asyncio.Transport | None) -> bool:
     return bool(look.poll(0))
 
 
-def _start_of_head(key: tuple[int, bytes]) -> bytes:
+def start_of_head(key: tuple[int, bytes]) -> bytes:
     """Kept for the next answer of its kind: as many as there are statuses and content types in the contract."""
     status, content_type = key
     start = b"HTTP/1.1 %d %s\r\n" % (status, HTTPStatus(status).phrase.encode())

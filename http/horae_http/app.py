@@ -17,7 +17,7 @@ from aiohttp.helpers import rfc822_formatted_time
 from msgspec.structs import replace
 
 from horae.wire import Empty, Problem
-from horae_http import admin, codec, errors, jobs, members, openapi, queues, workers
+from horae_http import admin, codec, errors, events, jobs, members, openapi, queues, workers
 from horae_http.answer import PROBLEM, Answer
 from horae_http.auth import EVERYBODY, Holder, Tokens
 from horae_http.bodies import Bodies, receive, require_body
@@ -63,7 +63,7 @@ class App:
         self._service = service
         self._tokens = tokens
         self._on_fatal = on_fatal
-        tables = (*jobs.ROUTES, *workers.ROUTES, *queues.ROUTES, *members.ROUTES)
+        tables = (*jobs.ROUTES, *workers.ROUTES, *queues.ROUTES, *events.ROUTES, *members.ROUTES)
         self.routes: tuple[Route, ...] = (*tables, *admin.routes(metrics_text, self._document))
         self._router = Router(self.routes)
         self._forwarder = Forwarder(service, self._run)
@@ -97,10 +97,12 @@ class App:
 
     def stop_waiting(self) -> None:
         """The node goes down: new requests are turned away, and those that only wait are told to ask another node.
+        Streams of events end.
 
         What a claim is granted meanwhile goes straight back, as when its caller hangs up.
         """
         self.stopping = True
+        self._service.end_events()
         self._cut_short |= self._waits
         for task in self._waits:
             task.cancel()

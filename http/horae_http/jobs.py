@@ -150,13 +150,13 @@ def _batch_item(result: tuple[wire.JobView, bool] | Refused | NotApplied | Outco
 
 async def list_jobs(service: Service, call: Call) -> Answer:
     query: wire.JobsQuery = call.query
-    _require_filtered(call, query.queue, "/queue")
+    require_filtered(call, query.queue, "/queue")
     local = query.consistency == "local"
     page = await service.jobs(query)
     return await codec.answer_in_turns(page, "jobs", call.packed_out, age_lines(service) if local else b"")
 
 
-def _require_filtered(call: Call, queue: str | None, pointer: str) -> None:
+def require_filtered(call: Call, queue: str | None, pointer: str) -> None:
     """A token that is held to queues names one. Raises: `Failure("forbidden")`."""
     if queue is not None:
         call.holder.require_queue(queue, pointer)
@@ -219,7 +219,7 @@ async def requeue_jobs(service: Service, call: Call) -> Answer:
 
 
 async def _change_many(call: Call, change: Callable[[Any], Awaitable[wire.BulkAnswer]]) -> Answer:
-    _require_filtered(call, call.body.filter.queue, "/filter/queue")
+    require_filtered(call, call.body.filter.queue, "/filter/queue")
     return codec.answer(200, await change(call.body), call.packed_out)
 
 

@@ -58,7 +58,7 @@ _DESCRIPTION: Final = (
 def _shapes(table: tuple[Route, ...]) -> list[type]:
     found: dict[type, None] = {wire.Problem: None}
     for route in table:
-        for shape in (route.request, route.query, *route.answers.values()):
+        for shape in (route.request, route.query, *route.answers.values(), *route.events):
             if shape is not None:
                 found[shape] = None
     return list(found)
@@ -72,6 +72,9 @@ def _operation(route: Route, schema_of: dict[type, Json], components: Json) -> J
         "responses": {str(status): _response(status, shape, schema_of) for status, shape in route.answers.items()},
         "security": [] if route.role is None else [{"bearer": []}],
     }
+    if route.events:
+        data = {"anyOf": [schema_of[shape] for shape in route.events]}
+        operation["responses"]["200"]["content"] = {"text/event-stream": {"schema": data}}
     operation["responses"]["default"] = {"$ref": "#/components/responses/Problem"}
     if route.role is not None:
         operation["x-horae-role"] = route.role

@@ -89,6 +89,8 @@ class Route(NamedTuple):
     """Its answer holds leases: where it cannot be delivered, they go back."""
     repeats: Callable[[Any], bool] = lambda body: True
     """Whether this body may be sent again when the first sending's outcome is not known."""
+    events: tuple[type, ...] = ()
+    """Its answer (200) is a stream of server-sent events, whose data are these."""
 
 
 async def read_body(route: Route, raw: bytes, packed: bool) -> Any:

@@ -84,6 +84,7 @@ class NodeConfig:
     log_level: str
     join: tuple[str, ...] = ()
     """URLs of nodes of the cluster to become a member of."""
+    events_kept: int = 50_000
 
     @property
     def own(self) -> Member:
@@ -360,6 +361,9 @@ KEYS: Final[tuple[Key, ...]] = (
     _whole("log_keep_bytes", 64 << 20, 1 << 20, 1 << 40, "kept entries are also held in memory: bounds what they take"),
     _whole(
         "stop_grace_ms", 5_000, 0, 600_000, "answers under way end well within it; supervisors kill after 10 s or more"
+    ),
+    _whole(
+        "events_kept", 50_000, 10, 1_000_000, "some 15 MB; a reader of events may be away for seconds under full load"
     ),
     Key(
         "tokens",

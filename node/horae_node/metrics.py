@@ -63,6 +63,11 @@ class Metrics:
             ["queue", "task", "reason"],
             registry=self._registry,
         )
+        self._fell_behind = Counter(
+            "horae_events_fell_behind_total",
+            "Times that a reader of events was told that some it had not seen are not kept any more.",
+            registry=self._registry,
+        )
         self._dead_kinds: set[tuple[str, str, str]] = set()
         self._stall_max_ms = 0
 
@@ -86,6 +91,9 @@ class Metrics:
                 kind = OTHERS, OTHERS, reason
             self._dead_kinds.add(kind)
         self._dead.labels(*kind).inc()
+
+    def count_fell_behind(self) -> None:
+        self._fell_behind.inc()
 
     def text(self) -> bytes:
         """All metrics in the Prometheus text format."""

@@ -272,6 +272,11 @@ def state_name(view: View, seq: int) -> wire.StateName | None:
     return None if run is None else _STATE_NAMES[run.state]
 
 
+def state_called(state: int) -> wire.StateName:
+    """The contract's word for a stored state."""
+    return _STATE_NAMES[state]
+
+
 EXAMINED_MAX: Final = 1000
 """Jobs looked at for one page, whether they match or not."""
 EXAMINED_BYTES_MAX: Final = 4 << 20

@@ -26,6 +26,7 @@ from horae_node.core.model import KNOWN_VERSIONS, Versions
 from horae_node.core.results import EntryOutcome
 from horae_node.disk_room import DiskRoom
 from horae_node.errors import ConfigError, Misfit, NotApplied, OutcomeUnknown
+from horae_node.feed import Feed
 from horae_node.host import Host, SystemHost
 from horae_node.leader.session import LeaderSession
 from horae_node.leader.upgrade import Upgrade
@@ -113,6 +114,7 @@ class Node:
             clock=clock,
         )
         self._finishes = Finishes()
+        self._feed = self._build_feed()
         self._membership = Membership(
             node_id=config.node_id,
             raft=self._raft,
@@ -133,6 +135,7 @@ class Node:
             cluster_view=self._cluster_view,
             backups=Backups(self._applier, self._raft, self._host.snapshot_dir),
             membership=self._membership,
+            feed=self._feed,
         )
         self._listen()
         await self._raft.start()
@@ -163,7 +166,7 @@ class Node:
 
     def _listen(self) -> None:
         self._applier.on_entry(self._on_entry)
-        self._applier.on_install(self._finishes.release_all)
+        self._applier.on_install(self._on_install)
         self._raft.on_role(self._on_role)
         self._raft.on_fatal(self._on_fatal)
         self._raft.on_peer_clock(self._session.cluster_clock.observe)
@@ -188,6 +191,15 @@ class Node:
             timing=Timing(config.heartbeat_ms, config.election_min_ms, config.election_max_ms, config.fallback_ms),
             limits=limits,
             rng=host.dice(),
+        )
+
+    def _build_feed(self) -> Feed:
+        applier = self._applier
+        return Feed(
+            view=lambda: applier.view,
+            kept=self._config.events_kept,
+            applied_index=applier.applied_index,
+            count_behind=self._metrics.count_fell_behind,
         )
 
     def _build_disk_room(self) -> DiskRoom:
@@ -280,8 +292,13 @@ class Node:
     def _on_entry(self, index: int, outcome: EntryOutcome) -> None:
         self._finishes.on_entry(outcome)
         self._session.on_entry(outcome)
+        self._feed.on_entry(index, outcome)
         if outcome.died and index > self._replayed_to and self._applier.meta().epoch_node == self._config.node_id:
             self._count_dead(outcome.died)
+
+    def _on_install(self) -> None:
+        self._finishes.release_all()
+        self._feed.on_install(self._applier.applied_index)
 
     def _count_dead(self, died: tuple[tuple[int, str], ...]) -> None:
         """By the node alone whose reign the entry is of, leading still or not: over all nodes each is counted once."""
@@ -320,6 +337,7 @@ class Node:
     def _on_removed(self) -> None:
         self._service.removed = True
         self._session.close()
+        self._feed.close()
         self._removed.set()
 
     def _on_role(self) -> None:
@@ -469,6 +487,7 @@ class Node:
             "horae_proposals_queued", "Commands that wait for an entry (leader).", self._proposer.queued_commands
         )
         yield _gauge("horae_waiting_claims", "Claims that are parked (leader).", len(self._session.waiters))
+        yield _gauge("horae_event_subscribers", "Who reads events here.", self._feed.subscribers)
         roles = GaugeMetricFamily("horae_raft_role", "1 for the role that this node has.", labels=["role"])
         for role in ("leader", "follower", "candidate"):
             roles.add_metric([role], int(status.role == role))

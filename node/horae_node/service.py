@@ -38,6 +38,8 @@ from horae_node.core.model import FINISHED, LIMITS_VERSION, LINKS_VERSION
 from horae_node.core.results import BatchSubmitted, Done, EntryOutcome, Heartbeat, Outcome, Rejected, Submitted
 from horae_node.core.tables import S_RUNNING
 from horae_node.errors import NotApplied, OutcomeUnknown, Refused
+from horae_node.events import Place
+from horae_node.feed import Feed, Subscription, Wanted
 from horae_node.leader.session import LeaderSession
 from horae_node.leader.waiters import Grants, Waiter
 from horae_node.membership import CAUGHT_UP_ENTRIES, Membership
@@ -138,6 +140,7 @@ class Service:
         cluster_view: Callable[[], wire.ClusterView],
         backups: Backups,
         membership: Membership,
+        feed: Feed,
     ) -> None:
         self._node_id = node_id
         self._urls: dict[str, str] = {}
@@ -153,6 +156,7 @@ class Service:
         self._turns = Turns()
         self._book = WorkerBook(self._is_running)
         self._membership = membership
+        self._feed = feed
         self._caught_up = False
         self.removed = False
         """This node is a member no more: it serves nothing."""
@@ -560,6 +564,19 @@ class Service:
     @staticmethod
     def _now_s() -> float:
         return asyncio.get_running_loop().time()
+
+    # ------------------------------------------------------------------ events
+
+    def events(self, after: Place | None, wanted: Wanted) -> Subscription:
+        """What this node applies after that place, as it does; None: from now on. The caller closes it.
+
+        Raises: `NotApplied` (`rate_limited`, `shutting_down`).
+        """
+        return self._feed.subscribe(after, wanted)
+
+    def end_events(self) -> None:
+        """Tell all who read events that this node goes down."""
+        self._feed.close()
 
     # ------------------------------------------------------------------ the cluster
 

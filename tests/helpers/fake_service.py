@@ -13,7 +13,10 @@ from msgspec import Raw
 
 from horae import wire
 from horae_node.errors import NotApplied, OutcomeUnknown
+from horae_node.events import Place
+from horae_node.feed import Feed, Subscription, Wanted
 from horae_node.service import Refused
+from horae_storage.memory import MemoryStore
 
 NULL = Raw(b"null")
 
@@ -182,6 +185,17 @@ class FakeService:
     async def workers(self, *, limit: int, cursor: str | None, only: Collection[str] | None = None) -> wire.WorkerList:
         await self._enter("workers", (limit, cursor, only))
         return wire.WorkerList([wire.WorkerView("w", ["mail"], 2, "2026-11-29T12:00:00.000Z")], "more")
+
+    def events(self, after: Place | None, wanted: Wanted) -> Subscription:
+        """A stream that ends at once: the real one is tested with the real service."""
+        self.calls.append(("events", (after, wanted)))
+        feed = Feed(view=lambda: MemoryStore().txn, kept=1, applied_index=1, count_behind=lambda: None)
+        subscription = feed.subscribe(after, wanted)
+        feed.close()
+        return subscription
+
+    def end_events(self) -> None:
+        self.calls.append(("end_events", None))
 
     async def queue(self, name: str, *, local: bool = False) -> wire.QueueView:
         await self._enter("queue", (name, local))

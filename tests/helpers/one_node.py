@@ -18,6 +18,7 @@ from horae_node.applier import Applier
 from horae_node.backup import Backups
 from horae_node.clock import ManualClock
 from horae_node.core.model import KNOWN_VERSIONS, Versions
+from horae_node.feed import Feed
 from horae_node.leader.session import LeaderSession
 from horae_node.membership import Membership
 from horae_node.metrics import Metrics
@@ -30,7 +31,7 @@ from horae_storage.memory import MemoryStore
 class OneNode:
     """Leads from `open` on; `clock` moves when told to."""
 
-    def __init__(self, *, advance_limit: int = 100, known: Versions = KNOWN_VERSIONS) -> None:
+    def __init__(self, *, advance_limit: int = 100, known: Versions = KNOWN_VERSIONS, events_kept: int = 1000) -> None:
         self.clock = ManualClock()
         self.store = MemoryStore()
         own = codec.OwnEntries()
@@ -65,6 +66,12 @@ class OneNode:
             hand_over=self.raft.hand_over,
         )
         finishes = Finishes()
+        self.feed = feed = Feed(
+            view=lambda: self.applier.view,
+            kept=events_kept,
+            applied_index=self.applier.applied_index,
+            count_behind=metrics.count_fell_behind,
+        )
         self.service = Service(
             node_id="n1",
             members=[Member("n1", "127.0.0.1:1", "http://n1"), Member("n2", "127.0.0.1:2", "http://n2")],
@@ -77,11 +84,13 @@ class OneNode:
             cluster_view=_no_cluster,
             backups=Backups(self.applier, self.raft, Path()),
             membership=self.membership,
+            feed=feed,
         )
 
         def on_entry(index: int, outcome: Any) -> None:
             finishes.on_entry(outcome)
             self.session.on_entry(outcome)
+            feed.on_entry(index, outcome)
 
         self.applier.on_entry(on_entry)
         self.raft.on_role(self._on_role)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from tests.helpers.api import LOST_ANSWER
 from tests.helpers.cluster import HOST, Cluster, NodeProcess, clean_environ, command, free_ports, poll
+from tests.helpers.sse import open_stream
 
 from horae.client import AsyncClient
 from horae_node.core import views
@@ -155,9 +156,11 @@ async def test_three_grow_to_five_and_shrink_back_under_load(cluster: Cluster) -
     leaving = [leader, next(node for node in cluster.nodes[:3] if node is not leader)]
     async with AsyncClient(cluster.urls()) as client:
         for node in leaving:
+            stream = await open_stream(node.http_port)
             assert (await client.remove_member(node.name)).standing == "removed"
             assert (await client.remove_member(node.name)).standing == "removed"
             await wait_removed(cluster, node)
+            assert await stream.ended(), "whoever reads events there is to go elsewhere"
     await load.progress()
     for node in leaving:
         await cluster.stop(node)

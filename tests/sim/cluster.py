@@ -105,6 +105,7 @@ class Cluster:
         self.fault_us = int(rng.choice((40, 100, 200)) * (0.5 + rng.random()) * SECOND)
         for machine in every:
             machine.on_entry = self.judge.on_entry
+            machine.on_told = self.judge.on_told
             machine.on_leader = self._on_leader
             machine.on_broken = self._on_broken
             machine.on_ended = self._on_ended
@@ -220,6 +221,7 @@ class Cluster:
         if self._pass(DRAIN_US, self._is_done):
             judge.count("drain seconds", (self.world.now_us - began_us) // SECOND)
             judge.check_end(self._states())
+            judge.check_events({m.node_id: m.life.node.feed for m in self._well() if m.life is not None})
 
     def _states(self) -> dict[str, View]:
         return {m.node_id: m.life.node.applier.view for m in self._well() if m.life is not None}

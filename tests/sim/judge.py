@@ -14,12 +14,15 @@ from tests.sim.calls import FAIL, INFO, OK, REFUSED, Call
 from tests.sim.clients import PER_KEY_MAX, Job
 from tests.sim.world import MILLISECOND, SECOND, World
 
+from horae.wire import Event
 from horae_node.core import views
 from horae_node.core.digest import every_row
 from horae_node.core.invariants import check_invariants
 from horae_node.core.model import FINISHED, JobSpec, Run, State
 from horae_node.core.results import EntryOutcome, Granted, Rejected, Submitted
 from horae_node.core.tables import RUN, SPEC, group_id, group_row_of, queue_keys, run_of, spec_of
+from horae_node.events import Told
+from horae_node.feed import LAST, Feed, Ring
 from horae_storage.kv import View
 
 if TYPE_CHECKING:
@@ -37,6 +40,9 @@ DELAY_SLACK_MS: Final = 2500
 SILENCE_MS: Final = 500
 """Between two entries of a cluster that is at work there is less."""
 
+EVENTS_SHOWN: Final = 2000
+"""Of each node, at the end."""
+
 DRIFT: Final = 0.002
 """Above what two machines' monotonic clocks may differ by, as a share."""
 
@@ -52,6 +58,8 @@ class Judge:
         self.counts: dict[str, int] = {}
         self._leaders: dict[int, str] = {}
         self._digests: dict[int, int] = {}
+        self._told: dict[int, list[Told]] = {}
+        """The events of each entry."""
         self._tokens: dict[int, int] = {}
         self._granted_us: dict[str, list[tuple[int, int]]] = {}
         """By job: (token, when first applied)."""
@@ -85,6 +93,14 @@ class Judge:
         elif known != digest:
             self.report(f"{life.node_id} has another state at index {index}: {digest:08x}, not {known:08x} [S18, S20]")
         self.digest = crc32(b"%d %d %d %s" % (self.world.now_us, index, digest, life.node_id.encode()), self.digest)
+
+    def on_told(self, life: Life, index: int) -> None:
+        """After its events were kept: they are those that any other node keeps, or kept."""
+        ring: Ring = life.node.feed.ring
+        events = [ring.at(number) for number in range(ring.first_after((index - 1, LAST)), ring.end)]
+        known = self._told.setdefault(index, events)
+        if known != events:
+            self.report(f"{life.node_id} tells other events of entry {index}: {events}, not {known} [S23]")
 
     def _on_first(self, view: View, index: int, outcome: EntryOutcome) -> None:
         """The first time that this entry was applied anywhere."""
@@ -206,6 +222,17 @@ class Judge:
             if job.parent is not None:
                 parent = jobs.get(job.parent.job_id)
                 self._check_follower(job, None if parent is None else parent[1], found is not None)
+
+    def check_events(self, feeds: dict[str, Feed]) -> None:
+        """The newest events read the same on all nodes, and each can be named [S23]."""
+        shown: dict[str, Event] = {}
+        for node_id, feed in feeds.items():
+            ring = feed.ring
+            for number in range(max(0, ring.end - EVENTS_SHOWN, ring.first_after(ring.floor)), ring.end):
+                event = feed.show(ring.at(number))[0]
+                if shown.setdefault(event.id, event) != event:
+                    self.report(f"{node_id} tells {event}, another node {shown[event.id]} [S23]")
+        self.count("events", len(shown))
 
     def _check_job(self, job: Job, found: tuple[JobSpec, Run] | None) -> None:
         self._check_fences(job)

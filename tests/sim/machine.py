@@ -96,6 +96,7 @@ class WatchedNode(Node):
     def _on_entry(self, index: int, outcome: EntryOutcome) -> None:
         self.machine.on_entry(self.life, index, outcome)
         super()._on_entry(index, outcome)
+        self.machine.on_told(self.life, index)
 
     def _on_role(self) -> None:
         super()._on_role()
@@ -117,6 +118,10 @@ class WatchedNode(Node):
     @property
     def session(self) -> Any:
         return self._session
+
+    @property
+    def feed(self) -> Any:
+        return self._feed
 
 
 class Life:
@@ -191,6 +196,7 @@ class Machine:
         self._again = False
         """Somebody wants it to run, though it is about to stop."""
         self.on_entry: Callable[[Life, int, EntryOutcome], None]
+        self.on_told: Callable[[Life, int], None]
         self.on_leader: Callable[[Life, int], None]
         self.on_broken: Callable[[Life, BaseException], None]
         self.on_ended: Callable[[Machine, str], None]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -66,7 +66,32 @@ _TAG_KEY: Final = r"^[^\u0000-\u001f\u007f:]{1,100}$(?!\n)"
 _JOB_ID: Final = r"^(?!\.{1,2}$)[^\u0000-\u001f\u007f]+$(?!\n)"
 
 _TAG: Final = r"^[^\u0000-\u001f\u007f:]{1,100}:[^\u0000-\u001f\u007f]{0,200}$(?!\n)"
+_EVENT_ID: Final = r"^[0-9]{1,19}(\.[0-9]{1,9})?$(?!\n)"
+_QUEUES: Final = r"^[A-Za-z0-9_.-]{1,100}(,[A-Za-z0-9_.-]{1,100}){0,99}$(?!\n)"
 _NODE: Final = r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z"
+
+EventType = Literal[
+    "submitted",
+    "ready",
+    "freed",
+    "running",
+    "retrying",
+    "timed_out",
+    "lost",
+    "released",
+    "succeeded",
+    "dead",
+    "cancelled",
+    "expired",
+    "cancel_requested",
+    "requeued",
+    "removed",
+    "queue_changed",
+    "members_changed",
+]
+EVENT_TYPES: Final[tuple[EventType, ...]] = get_args(EventType)
+_TYPES: Final = rf"^({'|'.join(EVENT_TYPES)})(,({'|'.join(EVENT_TYPES)})){{0,99}}$(?!\n)"
+
 PATTERN_HINTS: Final[dict[str, str]] = {
     _NODE: "must be 1 to 63 letters, digits, dots, dashes or underscores, and begin with a letter or digit",
     QUEUE_PATTERN: "must be 1 to 100 of the characters A-Z a-z 0-9 _ . -",
@@ -74,6 +99,9 @@ PATTERN_HINTS: Final[dict[str, str]] = {
     _LINE_OR_EMPTY: "must have no control characters (NUL, tab, line break)",
     _TAG_KEY: "must be 1 to 100 characters, none of them `:` or a control character",
     _TAG: "must be a tag's key and value with a `:` between, as in `tenant:acme`, without control characters",
+    _EVENT_ID: "must be the id of an event, as in `1234.0`, or a log index",
+    _QUEUES: "must be at most 100 names of queues with commas between, each of 1 to 100 of A-Z a-z 0-9 _ . -",
+    _TYPES: f"must be one or more of these, with commas between: {', '.join(EVENT_TYPES)}",
     _JOB_ID: "must have no control characters, and cannot be `.` or `..`, which no URL can carry",
 }
 """What each pattern asks for, in words."""
@@ -87,6 +115,9 @@ WorkerName = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)]
 Key = Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)]
 Tag = Annotated[str, Meta(pattern=_TAG, description="`key:value`")]
 Cursor = Annotated[str, Meta(max_length=500)]
+EventId = Annotated[str, Meta(pattern=_EVENT_ID, description="An event's id, or a log index: all of that entry")]
+QueueNames = Annotated[str, Meta(pattern=_QUEUES, description="Names of queues, with commas between")]
+EventTypes = Annotated[str, Meta(pattern=_TYPES, description="Types of events, with commas between")]
 Tags = Annotated[
     dict[str, str],
     Meta(
@@ -451,6 +482,16 @@ class QueuesQuery(ReadQuery):
     cursor: Cursor | None = None
 
 
+class EventsQuery(Request):
+    """`GET /v1/events`: of these queues, of these types, and what came after that event. A header `Last-Event-ID` takes
+    the place of `after`: a browser that connects again sends it, with the address that it began with.
+    """
+
+    queue: QueueNames | None = None
+    types: EventTypes | None = None
+    after: EventId | None = None
+
+
 # ---------------------------------------------------------------- answers
 
 
@@ -694,11 +735,14 @@ class LeaderRequest(Request):
     node: NodeId
 
 
+MemberStandingName = Literal["voter", "learner", "removed"]
+
+
 class MemberStanding(Struct):
     """What a node is to the cluster now: a `learner` gets everything and counts once it has caught up."""
 
     node: str
-    standing: Literal["voter", "learner", "removed"]
+    standing: MemberStandingName
     connected: bool | None = None
     """Of a node that is added: whether the leader reaches it. One that it does not is to be started with `join`."""
 
@@ -706,6 +750,40 @@ class MemberStanding(Struct):
 class LeaderView(Struct):
     leader: str
     leader_url: str | None
+
+
+class Event(Struct, omit_defaults=True, gc=False):
+    """One change of state, as `GET /v1/events` tells it. Keys that do not apply are left out.
+
+    `at` is cluster time, `index` the log entry's. Of a job, `state` and what follows are as they were right after;
+    `run_at` is when one that waits is due. `members_changed` has `node` and its `standing`.
+    """
+
+    id: str
+    type: EventType
+    at: str
+    index: int
+    job_id: str | None = None
+    queue: str | None = None
+    task: str | None = None
+    state: StateName | None = None
+    attempt: int | None = None
+    worker: str | None = None
+    run_at: str | None = None
+    dead_reason: str | None = None
+    node: str | None = None
+    standing: MemberStandingName | None = None
+
+
+class FellBehind(Struct):
+    """What came after the event `after`, up to `id`, is not kept by the answering node any more: it goes on from
+    `oldest`, the first that is (null: from now on).
+    """
+
+    id: str
+    type: Literal["fell_behind"]
+    after: str
+    oldest: str | None
 
 
 class MemberView(Struct):

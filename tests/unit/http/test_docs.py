@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from horae_http import admin, jobs, members, queues, workers
+from horae import wire
+from horae_http import admin, events, jobs, members, queues, workers
 from horae_http.errors import KINDS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "contract.md").read_text(encoding="utf-8")
-ROUTES = (*jobs.ROUTES, *workers.ROUTES, *queues.ROUTES, *members.ROUTES, *admin.routes(lambda: b"", lambda: b""))
+TABLES = (jobs.ROUTES, workers.ROUTES, queues.ROUTES, events.ROUTES, members.ROUTES)
+ROUTES = (*(route for table in TABLES for route in table), *admin.routes(lambda: b"", lambda: b""))
 
 
 def test_every_code_is_on_the_page_with_its_status():
@@ -20,6 +22,11 @@ def test_every_code_is_on_the_page_with_its_status():
         if not any(f"`{code}`" in row and str(kind.status) in row.split("|")[1] for row in rows)
     ]
     assert missing == []
+
+
+def test_every_type_of_event_is_on_the_page():
+    told = {word for line in PAGE.splitlines() if line.startswith("| `") for word in re.findall(r"`(\w+)`", line)}
+    assert set(wire.EVENT_TYPES) - told == set()
 
 
 def test_every_address_on_the_page_is_served():

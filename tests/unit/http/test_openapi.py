@@ -23,6 +23,7 @@ PUBLISHED = {
     ("post", "/v1/jobs/requeue"),
     ("get", "/v1/queues"),
     ("get", "/v1/workers"),
+    ("get", "/v1/events"),
     ("get", "/v1/queues/{id}"),
     ("patch", "/v1/queues/{id}"),
     ("post", "/v1/jobs/{id}/requeue"),
@@ -79,6 +80,13 @@ async def test_the_limits_are_those_that_are_checked(document: Any) -> None:
     assert submit["properties"]["priority"] == {"type": "integer", "minimum": -100, "maximum": 100, "default": 0}
     assert set(submit["properties"]) == set(wire.SubmitRequest.__struct_fields__)
     assert submit["properties"]["tags"]["maxProperties"] == wire.TAGS_MAX
+
+
+async def test_a_stream_says_what_its_events_hold(document: Any) -> None:
+    content = document["paths"]["/v1/events"]["get"]["responses"]["200"]["content"]
+    shapes = [shape["$ref"].rpartition("/")[2] for shape in content["text/event-stream"]["schema"]["anyOf"]]
+    assert shapes == ["Event", "FellBehind"]
+    assert document["components"]["schemas"]["Event"]["properties"]["type"]["enum"] == sorted(wire.EVENT_TYPES)
 
 
 async def test_queries_and_paths_are_parameters(document: Any) -> None:
