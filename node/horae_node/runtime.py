@@ -33,6 +33,7 @@ from horae_node.leader.upgrade import Upgrade
 from horae_node.membership import Membership
 from horae_node.metrics import Metrics
 from horae_node.proposer import Proposer
+from horae_node.queue_rates import QueueRates
 from horae_node.raft.port import LogLimits, Member, Raft, Roster, Timing
 from horae_node.raft.pysyncobj_adapter import PySyncObjRaft
 from horae_node.service import Finishes, Service
@@ -115,6 +116,7 @@ class Node:
         )
         self._finishes = Finishes()
         self._feed = self._build_feed()
+        self._rates = QueueRates(self._clock)
         self._membership = Membership(
             node_id=config.node_id,
             raft=self._raft,
@@ -136,6 +138,7 @@ class Node:
             backups=Backups(self._applier, self._raft, self._host.snapshot_dir),
             membership=self._membership,
             feed=self._feed,
+            rates=self._rates,
         )
         self._listen()
         await self._raft.start()
@@ -293,6 +296,7 @@ class Node:
         self._finishes.on_entry(outcome)
         self._session.on_entry(outcome)
         self._feed.on_entry(index, outcome)
+        self._rates.on_entry(outcome.changes)
         if outcome.died and index > self._replayed_to and self._applier.meta().epoch_node == self._config.node_id:
             self._count_dead(outcome.died)
 

@@ -45,6 +45,7 @@ from horae_node.leader.waiters import Grants, Waiter
 from horae_node.membership import CAUGHT_UP_ENTRIES, Membership
 from horae_node.metrics import Metrics
 from horae_node.proposer import Proposer
+from horae_node.queue_rates import QueueRates
 from horae_node.raft.port import Member, Raft, RaftStatus
 from horae_node.worker_book import WorkerBook
 
@@ -141,6 +142,7 @@ class Service:
         backups: Backups,
         membership: Membership,
         feed: Feed,
+        rates: QueueRates,
     ) -> None:
         self._node_id = node_id
         self._urls: dict[str, str] = {}
@@ -157,6 +159,7 @@ class Service:
         self._book = WorkerBook(self._is_running)
         self._membership = membership
         self._feed = feed
+        self._rates = rates
         self._caught_up = False
         self.removed = False
         """This node is a member no more: it serves nothing."""
@@ -353,15 +356,26 @@ class Service:
             await self._raft.read_barrier()
         async with self._turns.one():
             with _cursors_named():
-                return reads.queue_page(
+                page = reads.queue_page(
                     self._applier.view, self._clocks().now_ms, limit=limit, cursor=cursor, only=only
                 )
+        for queue in page.queues:
+            queue.rates = self._queue_rates(queue.name)
+        return page
 
     async def queue(self, name: str, *, local: bool = False) -> wire.QueueView:
         """One queue, whether or not it holds jobs: every name is one."""
         if not local:
             await self._raft.read_barrier()
-        return reads.queue_view(self._applier.view, self._clocks().now_ms, name)[0]
+        return self._queue_view(name)
+
+    def _queue_view(self, name: str) -> wire.QueueView:
+        queue, _ = reads.queue_view(self._applier.view, self._clocks().now_ms, name)
+        queue.rates = self._queue_rates(name)
+        return queue
+
+    def _queue_rates(self, name: str) -> wire.QueueRates:
+        return wire.QueueRates(*self._rates.of(name))
 
     async def set_queue(self, name: str, patch: wire.QueuePatch) -> wire.QueueView:
         """Change settings, and the queue as it is then. Under overload too: it is how load is taken off.
@@ -372,7 +386,7 @@ class Service:
         await self._wait_for_rules(LIMITS_VERSION)
         _accepted(await self._proposer.run_one(translate.queue_command(name, patch)), Done)
         self._counter("set_queue").inc()
-        return reads.queue_view(self._applier.view, self._clocks().now_ms, name)[0]
+        return self._queue_view(name)
 
     async def _wait_for_rules(self, version: int) -> None:
         """A new cluster takes up its newest rules within a second or two: what needs them waits so long.

@@ -23,6 +23,7 @@ from horae_node.leader.session import LeaderSession
 from horae_node.membership import Membership
 from horae_node.metrics import Metrics
 from horae_node.proposer import Proposer
+from horae_node.queue_rates import QueueRates
 from horae_node.raft.port import Member
 from horae_node.service import Finishes, Service
 from horae_storage.memory import MemoryStore
@@ -66,6 +67,7 @@ class OneNode:
             hand_over=self.raft.hand_over,
         )
         finishes = Finishes()
+        rates = QueueRates(self.clock)
         self.feed = feed = Feed(
             view=lambda: self.applier.view,
             kept=events_kept,
@@ -85,12 +87,14 @@ class OneNode:
             backups=Backups(self.applier, self.raft, Path()),
             membership=self.membership,
             feed=feed,
+            rates=rates,
         )
 
         def on_entry(index: int, outcome: Any) -> None:
             finishes.on_entry(outcome)
             self.session.on_entry(outcome)
             feed.on_entry(index, outcome)
+            rates.on_entry(outcome.changes)
 
         self.applier.on_entry(on_entry)
         self.raft.on_role(self._on_role)

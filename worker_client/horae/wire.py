@@ -625,6 +625,14 @@ class DepthView(Struct):
     expired: int
 
 
+class QueueRates(Struct):
+    """Jobs of a queue a second, over the last minute."""
+
+    submitted_per_second: float
+    started_per_second: float
+    finished_per_second: float
+
+
 class QueueView(Struct):
     """A queue, its jobs and its settings.
 
@@ -641,6 +649,7 @@ class QueueView(Struct):
     rate_per_second: float | None = None
     burst: int | None = None
     max_depth: int | None = None
+    rates: QueueRates | None = None
 
 
 class QueueList(Struct):

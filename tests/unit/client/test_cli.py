@@ -561,7 +561,7 @@ def test_many_jobs_are_never_meant_by_accident(verb: str) -> None:
 async def test_queues_are_listed(server: FakeServer) -> None:
     depth = {"pending": 1, "ready": 20, "running": 0, "succeeded": 0, "dead": 3, "cancelled": 0, "expired": 0}
     settings = {"paused": False, "max_running": None, "max_running_per_key": 1, "rate_per_second": None}
-    settings |= {"burst": None, "max_depth": None}
+    settings |= {"burst": None, "max_depth": None, "rates": None}
     mail = {"name": "mail", "depth": depth, "oldest_ready_seconds": 1.25} | settings | {"paused": True}
     idle = {"name": "idle", "depth": depth | {"ready": 0}, "oldest_ready_seconds": None} | settings
     for _ in range(2):

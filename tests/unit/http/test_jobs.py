@@ -139,7 +139,7 @@ async def test_queues_are_listed(node: Node) -> None:
     assert "Horae-Applied-Index" in got.headers
     depth = {"pending": 0, "ready": 2, "running": 0, "succeeded": 0, "dead": 1, "cancelled": 0, "expired": 0}
     queue = {"name": "mail", "depth": depth, "oldest_ready_seconds": 1.5, "paused": False, "max_running": None}
-    queue |= {"max_running_per_key": 1, "rate_per_second": None, "burst": None, "max_depth": None}
+    queue |= {"max_running_per_key": 1, "rate_per_second": None, "burst": None, "max_depth": None, "rates": None}
     assert got.json == {"queues": [queue], "next_cursor": None}
 
 
