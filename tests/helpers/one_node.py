@@ -24,13 +24,16 @@ from horae_node.metrics import Metrics
 from horae_node.proposer import Proposer
 from horae_node.raft.port import Member
 from horae_node.service import Finishes, Service
+from horae_node.shedding import Bounds
 from horae_storage.memory import MemoryStore
 
 
 class OneNode:
     """Leads from `open` on; `clock` moves when told to."""
 
-    def __init__(self, *, advance_limit: int = 100, known: Versions = KNOWN_VERSIONS) -> None:
+    def __init__(
+        self, *, advance_limit: int = 100, known: Versions = KNOWN_VERSIONS, bounds: Bounds | None = None
+    ) -> None:
         self.clock = ManualClock()
         self.store = MemoryStore()
         own = codec.OwnEntries()
@@ -45,7 +48,7 @@ class OneNode:
         )
         self.raft = FakeRaft(self.applier)
         self.metrics = metrics = Metrics(lambda: iter(()))
-        self.proposer = Proposer(self.raft, self.clock, metrics.observe_commit_ms, own)
+        self.proposer = Proposer(self.raft, self.clock, metrics.observe_commit_ms, own, bounds)
         self.session = LeaderSession(
             node_id="n1",
             raft=self.raft,
@@ -77,6 +80,8 @@ class OneNode:
             cluster_view=_no_cluster,
             backups=Backups(self.applier, self.raft, Path()),
             membership=self.membership,
+            clock=self.clock,
+            bounds=bounds,
         )
 
         def on_entry(index: int, outcome: Any) -> None:
