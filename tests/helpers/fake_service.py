@@ -14,6 +14,7 @@ from msgspec import Raw
 from horae import wire
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.service import Refused
+from horae_node.shedding import Rank
 
 NULL = Raw(b"null")
 
@@ -116,6 +117,7 @@ class FakeService:
         self.waits: list[int] = []
         self.ready_answer = (True, "")
         self.removed = False
+        self.shed: list[Rank] = []
 
     async def _enter(self, name: str, argument: Any) -> None:
         self.calls.append((name, argument))
@@ -292,6 +294,9 @@ class FakeService:
 
     def leading(self) -> bool:
         return self.leads
+
+    def count_shed(self, rank: Rank) -> None:
+        self.shed.append(rank)
 
     async def wait_for_leader(self, timeout_ms: int) -> str | None:
         self.waits.append(timeout_ms)
