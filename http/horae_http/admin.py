@@ -107,6 +107,7 @@ def routes(metrics_text: Callable[[], bytes], document: Callable[[], bytes]) -> 
             {200: wire.SnapshotView},
             "admin",
             leader=False,
+            shed_last=True,
         ),
         Route("GET", "/healthz", "health", "The process lives.", health, _HEALTH, None, leader=False),
         Route("GET", "/readyz", "readiness", "It can serve.", readiness, _READINESS, None, leader=False),

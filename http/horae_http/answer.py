@@ -90,6 +90,11 @@ class Answer(web.StreamResponse):
         if transport.get_write_buffer_size() > BUFFERED_BYTES_MAX:
             await self._wait_read(transport, request.writer)
 
+    def alone(self, common_lines: bytes) -> bytes:
+        """Head and body of the only answer of a connection whose request nobody reads."""
+        lines = b"%s%sContent-Length: %d\r\n" % (self.header_lines, common_lines, self.body_bytes)
+        return start_of_head((self._status, self._kind)) + b"Connection: close\r\n" + lines + b"\r\n" + self.content
+
     async def _wait_read(self, transport: asyncio.Transport, writer: AbstractStreamWriter) -> None:
         assert self._unsent is not None
         try:

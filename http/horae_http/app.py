@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
@@ -28,7 +28,11 @@ from horae_http.unsent import Unsent
 from horae_node import logs
 from horae_node.errors import Fatal, NotApplied, OutcomeUnknown
 from horae_node.service import Refused, Service
+from horae_node.shedding import Rank, shed
 from horae_storage.errors import StorageFailed
+
+CONNECTIONS_RETRY_S: Final = 5
+"""How soon a connection is worth a try where too many are open: they are kept for long, but each may end any time."""
 
 log = logs.get_log("http")
 _encode = msgspec.json.Encoder().encode
@@ -66,7 +70,7 @@ class App:
         tables = (*jobs.ROUTES, *workers.ROUTES, *queues.ROUTES, *events.ROUTES, *members.ROUTES)
         self.routes: tuple[Route, ...] = (*tables, *admin.routes(metrics_text, self._document))
         self._router = Router(self.routes)
-        self._forwarder = Forwarder(service, self._run)
+        self.forwarder = Forwarder(service, self._run)
         self._no_query = {route.query: route.query() for route in self.routes}
         self._loop = asyncio.get_running_loop()
         self._contract = b""
@@ -89,11 +93,11 @@ class App:
 
     def close(self) -> None:
         """Free what the application owns. A second call does nothing."""
-        self._forwarder.close()
+        self.forwarder.close()
 
     async def settle(self) -> None:
         """Until what was granted to callers that hung up here has gone back to the leader."""
-        await self._forwarder.settle()
+        await self.forwarder.settle()
 
     def stop_waiting(self) -> None:
         """The node goes down: new requests are turned away, and those that only wait are told to ask another node.
@@ -126,6 +130,13 @@ class App:
         answer.seal(self._common_lines(), close=True, unsent=self.unsent)
         return answer
 
+    def refuse_connection(self, connections: int) -> bytes:
+        """The answer, head and body, to a connection past as many as may be; nobody has looked at what it asks."""
+        self._service.count_shed(Rank.NEW)
+        error = shed(f"{connections} connections are open here already", CONNECTIONS_RETRY_S)
+        answer = _problem_answer(errors.problem_of(error), errors.header_lines_of(error))
+        return answer.alone(self._common_lines())
+
     async def _answer(self, request: web.BaseRequest) -> Answer:
         try:
             return await self._serve(request)
@@ -153,6 +164,14 @@ class App:
         path, _, query_text = target(request).partition("?")
         method = request.method
         route, item = self._router.find("GET" if method == "HEAD" else method, path)
+        try:
+            return await self._serve_route(request, route, item, query_text)
+        except (Failure, NotApplied) as error:
+            if error.code == "rate_limited":
+                self._service.count_shed(route.rank)
+            raise
+
+    async def _serve_route(self, request: web.BaseRequest, route: Route, item: str, query_text: str) -> Answer:
         headers = request.headers
         holder = EVERYBODY
         if route.role is not None:
@@ -170,7 +189,7 @@ class App:
             return await self._serve_body(
                 request, route, item, query, holder, await receive(request, route.body_bytes_max)
             )
-        with self.bodies.hold() as hold:
+        with self.bodies.hold(last=route.shed_last) as hold:
             return await self._serve_body(
                 request, route, item, query, holder, await receive(request, route.body_bytes_max, hold)
             )
@@ -194,7 +213,7 @@ class App:
         """Serve it here, or pass it on."""
         service, query = self._service, call.query
         if route.from_leaders_index and query.after is None and query.consistency != "local":
-            query = call.query = replace(query, after=await self._forwarder.leaders_index(call))
+            query = call.query = replace(query, after=await self.forwarder.leaders_index(call))
         if service.leading() or not route.leader or getattr(query, "consistency", None) == "local":
             began = self._loop.time()
             try:
@@ -203,7 +222,7 @@ class App:
                 lost_lead = error.code == "no_leader" and route.leader and self._loop.time() - began < LEADER_WAIT_S
                 if not lost_lead or service.leading() or self.stopping:
                     raise
-        return await self._forwarder.pass_on(request, route, call)
+        return await self.forwarder.pass_on(request, route, call)
 
     async def _run(self, route: Route, call: Call) -> Answer:
         """Serve the call here. May be called again after it raised."""

@@ -19,6 +19,8 @@ BODY_WAIT_S: Final = 30.0
 """How long a caller may take for its body once its head has come: a silent sender must not hold a connection."""
 BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
 """All bodies that came in pieces and are being read or worked on: eight of the largest, whatever callers send."""
+NEW_BYTES_MAX: Final = 48 * 1024 * 1024
+"""What of it calls may take that are shed first: the rest is for two of the largest that end work."""
 
 
 class Bodies:
@@ -27,21 +29,22 @@ class Bodies:
     def __init__(self) -> None:
         self.held_bytes = 0
 
-    def hold(self) -> Hold:
-        """What one request takes, for as long as it is entered."""
-        return Hold(self)
+    def hold(self, *, last: bool = False) -> Hold:
+        """What one request takes, for as long as it is entered. `last`: it is shed after the others."""
+        return Hold(self, BODIES_BYTES_MAX if last else NEW_BYTES_MAX)
 
 
 class Hold:
-    __slots__ = ("_bodies", "_bytes")
+    __slots__ = ("_bodies", "_bytes", "_bytes_max")
 
-    def __init__(self, bodies: Bodies) -> None:
+    def __init__(self, bodies: Bodies, bytes_max: int) -> None:
         self._bodies = bodies
+        self._bytes_max = bytes_max
         self._bytes = 0
 
     def take(self, more_bytes: int) -> None:
         """Raises: `Failure("rate_limited")` when all bodies together would have too much."""
-        if self._bodies.held_bytes + more_bytes > BODIES_BYTES_MAX:
+        if self._bodies.held_bytes + more_bytes > self._bytes_max:
             raise Failure("rate_limited", "too many large bodies are on their way at once: nothing was done")
         self._bodies.held_bytes += more_bytes
         self._bytes += more_bytes

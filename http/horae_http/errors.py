@@ -87,7 +87,7 @@ def problem_of(error: Refused | NotApplied | OutcomeUnknown | Failure) -> Proble
 def header_lines_of(error: Refused | NotApplied | OutcomeUnknown | Failure) -> bytes:
     """The header lines that go with the problem: `Retry-After`, in whole seconds, never too early."""
     lines = error.header_lines if isinstance(error, Failure) else b""
-    if isinstance(error, NotApplied) and error.retry_after_ms is not None:
+    if isinstance(error, NotApplied | Refused) and error.retry_after_ms is not None:
         return lines + b"Retry-After: %d\r\n" % max(1, math.ceil(error.retry_after_ms / 1000))
     if not isinstance(error, OutcomeUnknown) and error.code in RETRY_AFTER_S:
         return lines + b"Retry-After: %d\r\n" % RETRY_AFTER_S[error.code]

@@ -20,12 +20,13 @@ from horae.wire import WAIT_SECONDS_MAX
 from horae_http.admin import READ_CLUSTER
 from horae_http.answer import Answer
 from horae_http.errors import Failure
-from horae_http.line import Broken, Lines, NotSent
+from horae_http.line import CONNECTIONS_MAX, Broken, Lines, NotSent
 from horae_http.returns import Claim, Returns
 from horae_http.routing import PASSED_ON_BY, Call, Route, read_body
 from horae_http.workers import END_LEASES, UNLESS_REPEATED
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.service import Service
+from horae_node.shedding import Crowd, Rank
 
 LEADER_WAIT_S: Final = 2.0
 """How long a request waits for a leader (docs/contract.md): most elections are over by then."""
@@ -33,6 +34,9 @@ PAUSE_S: Final = 0.05
 """Between two tries, where this node still believes in a leader that refused: a heartbeat's time."""
 ANSWER_S: Final = WAIT_SECONDS_MAX + 15.0
 """The longest wait of the contract, and time to answer after it."""
+
+PASSED_PERCENT: Final[dict[Rank, int]] = {Rank.NEW: 75, Rank.READ: 90, Rank.ENDING: 100}
+"""How much of the way to the leader each rank may take: claims wait long, and endings must find room beside them."""
 
 _PASSED_HEADERS: Final = ("Content-Type", "Accept", "Authorization", "If-Match")
 _OWN_HEADERS: Final = (*_PASSED_HEADERS, UNLESS_REPEATED)
@@ -72,6 +76,8 @@ class Forwarder:
         self._service = service
         self._serve = serve
         self._lines = Lines()
+        self.passing = Crowd("requests to the leader", CONNECTIONS_MAX)
+        """What is on its way to the leader, or waits for one."""
         self._returns = Returns(self._end_leases)
         service.watch_leader(self._on_leader)
 
@@ -93,7 +99,7 @@ class Forwarder:
     async def pass_on(self, request: web.BaseRequest, route: Route, call: Call) -> Answer:
         """The leader's answer, or this node's own when it comes to lead meanwhile.
 
-        Raises: `Failure("no_leader")`, `OutcomeUnknown`, and whatever serving it raises.
+        Raises: `Failure("no_leader")`, `NotApplied("rate_limited")`, `OutcomeUnknown`, and whatever serving it raises.
         """
         if PASSED_ON_BY in request.headers:
             # At once: to wait here would leave the other node, when it finds the new leader, in doubt of what we did.
@@ -117,6 +123,10 @@ class Forwarder:
         return await self._pass(_Passed(END_LEASES.method, END_LEASES.path, call.headers, call.raw), END_LEASES, call)
 
     async def _pass(self, passed: _Passed, route: Route, call: Call) -> Answer:
+        with self.passing.one(PASSED_PERCENT[route.rank]):
+            return await self._pass_until_answered(passed, route, call)
+
+    async def _pass_until_answered(self, passed: _Passed, route: Route, call: Call) -> Answer:
         claim = Claim(self._returns, call) if route.grants else None
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LEADER_WAIT_S

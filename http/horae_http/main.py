@@ -21,12 +21,13 @@ from horae_http.app import build_app
 from horae_http.auth import Tokens
 from horae_http.ending import hang_up_stops, ignore_signals, say_last
 from horae_http.join import ask_in, learn_members
-from horae_http.server import start_server
+from horae_http.server import raise_connections_max, start_server
 from horae_node import logs
 from horae_node.clock import SystemClock
 from horae_node.config import NodeConfig, is_loopback
 from horae_node.errors import ConfigError, Outdated
 from horae_node.runtime import Node
+from horae_node.shedding import Bounds
 from horae_node.surroundings import require_surroundings
 from horae_storage.errors import Corrupt, DirectoryInUse, DirectoryUnusable, ForeignDirectory, StorageError
 
@@ -69,13 +70,14 @@ async def _run(config: NodeConfig) -> None:
 async def _run_until(stop: asyncio.Event, config: NodeConfig) -> None:
     if config.join and not await _unless_told(stop, learn_members(config, _token())):
         return
-    node = Node(config, clock=SystemClock())
+    connections_max = raise_connections_max()
+    node = Node(config, clock=SystemClock(), bounds=Bounds().within(connections_max))
     await node.start()
     fatal = asyncio.create_task(_end_on_fatal(node))
     removed = asyncio.create_task(_end_if_removed(config, node))
     joining = asyncio.create_task(_join(config, node)) if config.join and node.standing != "voter" else None
     try:
-        await _serve(config, node, stop)
+        await _serve(config, node, stop, connections_max)
     finally:
         if joining is not None:
             joining.cancel()
@@ -115,10 +117,11 @@ def _token() -> str | None:
     return os.environ.get("HORAE_TOKEN") or None
 
 
-async def _serve(config: NodeConfig, node: Node, stop: asyncio.Event) -> None:
+async def _serve(config: NodeConfig, node: Node, stop: asyncio.Event, connections_max: int) -> None:
     tokens = Tokens(config.tokens) if config.tokens else None
     app = build_app(node.service, metrics_text=node.metrics_text, tokens=tokens, on_fatal=_end)
-    server = await start_server(app, config.http_listen.host, config.http_listen.port)
+    host, port = config.http_listen
+    server = await start_server(app, host, port, connections_max=connections_max)
     _calm_collector()
     log.event("serving", http=config.http_listen, url=config.http_advertise, raft=config.raft_listen)
     if not is_loopback(config.raft_listen.host):

@@ -52,6 +52,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         wire.MemberRequest,
         wire.AddQuery,
         waits=True,
+        shed_last=True,
     ),
     Route(
         "DELETE",
@@ -61,6 +62,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         remove_member,
         _STANDING,
         "admin",
+        shed_last=True,
     ),
     Route(
         "PATCH",
@@ -72,6 +74,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         "admin",
         BodyReader(wire.MoveRequest).read,
         wire.MoveRequest,
+        shed_last=True,
     ),
     Route(
         "POST",
@@ -83,5 +86,6 @@ ROUTES: Final[tuple[Route, ...]] = (
         "admin",
         BodyReader(wire.LeaderRequest).read,
         wire.LeaderRequest,
+        shed_last=True,
     ),
 )

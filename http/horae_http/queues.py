@@ -76,5 +76,6 @@ ROUTES: Final[tuple[Route, ...]] = (
         "admin",
         BodyReader(wire.QueuePatch).read,
         wire.QueuePatch,
+        shed_last=True,
     ),
 )

@@ -30,6 +30,8 @@ LATE_S: Final = 5.0
 TRIES_MAX: Final = 4
 """Each waits for a leader by itself, two seconds or more: together as long as the longest of elections."""
 PAUSE_S: Final = 0.5
+UNDER_WAY_MAX: Final = 4096
+"""Answers on their way back at once: as many as may have been on their way here. Past it their leases run out."""
 _OVER: Final = frozenset({"lease_lost", "not_found"})
 """Refusals that say that there is nothing to give back."""
 
@@ -70,6 +72,10 @@ class Returns:
             await asyncio.wait(self._under_way)
 
     def begin(self, work: Coroutine[object, object, None]) -> None:
+        if len(self._under_way) >= UNDER_WAY_MAX:
+            work.close()
+            log.warning("grant_not_given_back", under_way=UNDER_WAY_MAX)
+            return
         task = asyncio.get_running_loop().create_task(work)
         self._under_way.add(task)
         task.add_done_callback(self._on_end)

@@ -19,6 +19,7 @@ from horae_http.auth import Holder
 from horae_http.codec import WHOLE_BYTES_MAX, BodyReader
 from horae_http.errors import Failure
 from horae_node.service import Service
+from horae_node.shedding import Rank
 
 QUERY_FIELDS_MAX = 32
 PASSED_ON_BY: Final = "Horae-Passed-On-By"
@@ -91,6 +92,15 @@ class Route(NamedTuple):
     """Whether this body may be sent again when the first sending's outcome is not known."""
     events: tuple[type, ...] = ()
     """Its answer (200) is a stream of server-sent events, whose data are these."""
+    shed_last: bool = False
+    """It ends or renews work in hand, or is how operators help: turned away under load after all others."""
+
+    @property
+    def rank(self) -> Rank:
+        """When it is turned away under load."""
+        if self.shed_last:
+            return Rank.ENDING
+        return Rank.READ if self.method == "GET" else Rank.NEW
 
 
 async def read_body(route: Route, raw: bytes, packed: bool) -> Any:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import resource
 import ssl
-from typing import Final
+from typing import Final, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
@@ -28,6 +29,12 @@ it is closed would be in doubt. Longer than an election, after which nobody asks
 LINGER_LOOK_S: Final = 0.05
 HEAD_LINE_BYTES_MAX: Final = 8190
 """The parser's own bound, said where it refuses."""
+FILES_MAX: Final = 131_072
+"""Files of a node: as many as parked claims, waiting readings and all other connections can ever need."""
+REFUSED_S: Final = 1.0
+"""How long a connection past the bound may take to read why it is refused."""
+REFUSED_MAX: Final = 200
+"""So many may be reading that at once; past it they are just closed."""
 CLOSE_S: Final = 0.1
 """For the connections that are left after that."""
 
@@ -69,11 +76,33 @@ class Running:
             await asyncio.sleep(LINGER_LOOK_S)
 
 
-async def start_server(app: App, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> Running:
-    """Listen and serve. Raises: `ConfigError`, in one line, when the address cannot be listened on."""
+def raise_connections_max() -> int:
+    """Let this process have as many files as it may; how many connections can be served then.
+
+    Half of the files: a connection whose requests are passed on to the leader may need a second one, and what is left
+    is for the log, the state and the peers, which must never find none.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    files = max(soft, FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+    return files // 2
+
+
+async def start_server(
+    app: App,
+    host: str,
+    port: int,
+    *,
+    tls: ssl.SSLContext | None = None,
+    connections_max: int = FILES_MAX // 2,
+) -> Running:
+    """Listen and serve; past `connections_max` a connection is refused with 429 and closed.
+
+    Raises: `ConfigError`, in one line, when the address cannot be listened on.
+    """
     loop = asyncio.get_running_loop()
 
-    connections = _Connections(app)
+    connections = _Connections(app, connections_max)
     try:
         listener = await loop.create_server(connections, host, port, backlog=BACKLOG, ssl=tls)
     except OSError as error:
@@ -84,19 +113,26 @@ async def start_server(app: App, host: str, port: int, *, tls: ssl.SSLContext | 
 class _Connections(web.Server):
     """Makes the protocol of each connection."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, connections_max: int) -> None:
         super().__init__(app.handle, handler_cancellation=True)
         self._app = app
         self._log = _protocol_log()
+        self._connections_max = connections_max
+        self.open = 0
+        """Connections that are served."""
+        self.refused = 0
+        """Connections that read why they are not."""
 
-    def __call__(self) -> RequestHandler:
+    def __call__(self) -> asyncio.Protocol:  # type: ignore[override]  # who is refused gets none of aiohttp's
+        if self.open >= self._connections_max:
+            return _Refusal(self, self._app)
         return _Connection(self, self._app, self._loop, self._log)
 
 
 class _Connection(RequestHandler):
     """Its refusals are problems, too."""
 
-    __slots__ = ("_app",)
+    __slots__ = ("_app", "_owner")
 
     def __init__(self, owner: _Connections, app: App, loop: asyncio.AbstractEventLoop, logger: logging.Logger) -> None:
         super().__init__(
@@ -108,6 +144,15 @@ class _Connection(RequestHandler):
             auto_decompress=False,
         )
         self._app = app
+        self._owner = owner
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._owner.open += 1
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._owner.open -= 1
+        super().connection_lost(exc)
 
     def handle_error(
         self,
@@ -121,6 +166,31 @@ class _Connection(RequestHandler):
             return self._app.refuse("malformed", _why_malformed(exc))
         log.error("request_failed", exc=exc)
         return self._app.refuse("internal", "the node failed at this request; its log says how")
+
+
+class _Refusal(asyncio.Protocol):
+    """Says that there are too many connections, whatever is asked: what comes is read, so that the answer is, too."""
+
+    def __init__(self, owner: _Connections, app: App) -> None:
+        self._owner = owner
+        self._app = app
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._owner.refused += 1
+        transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        if self._owner.refused > REFUSED_MAX:
+            transport.abort()
+            return
+        transport.write(self._app.refuse_connection(self._owner.open))
+        if transport.can_write_eof():
+            transport.write_eof()
+        self._timer = asyncio.get_running_loop().call_later(REFUSED_S, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._owner.refused -= 1
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def _why_malformed(error: HttpProcessingError) -> str:

@@ -136,12 +136,14 @@ END_LEASES: Final = Route(
     wire.EndingsRequest,
     body_bytes_max=wire.BULK_BODY_BYTES_MAX,
     read_in_turns=_ENDINGS.read_in_turns,
+    shed_last=True,
 )
 
 
 def _ending(path: str, operation: str, summary: str, handler: Handler, request: type[wire.Request]) -> Route:
     """The end of one attempt, by the job's id and the lease token in the body."""
-    return Route("POST", path, operation, summary, handler, _JOB, "work", BodyReader(request).read, request)
+    read = BodyReader(request).read
+    return Route("POST", path, operation, summary, handler, _JOB, "work", read, request, shed_last=True)
 
 
 ROUTES: Final[tuple[Route, ...]] = (
@@ -171,6 +173,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         wire.HeartbeatRequest,
         body_bytes_max=wire.BULK_BODY_BYTES_MAX,
         read_in_turns=_BEATS.read_in_turns,
+        shed_last=True,
     ),
     Route(
         "GET",

@@ -23,16 +23,18 @@ class OutcomeUnknown(Exception):
 
 
 class Refused(Exception):
-    """The rules refused the call; nothing changed. `code`: not_found | conflict | lease_lost | invalid | too_large.
+    """The rules refused the call; nothing changed. `code`: not_found | conflict | lease_lost | invalid | too_large |
+    rate_limited.
 
-    `pointer` names the offending field (`/run_at`), `""` when none does.
+    `pointer` names the offending field (`/run_at`), `""` when none does. `retry_after_ms`: when the rules may say yes.
     """
 
-    def __init__(self, code: str, detail: str, pointer: str = "") -> None:
+    def __init__(self, code: str, detail: str, pointer: str = "", *, retry_after_ms: int | None = None) -> None:
         super().__init__(f"{code}: {detail}")
         self.code = code
         self.detail = detail
         self.pointer = pointer
+        self.retry_after_ms = retry_after_ms
 
 
 class Fatal(Exception):

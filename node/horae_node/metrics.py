@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
+from horae_node.shedding import Rank
+
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 DEAD_KINDS_MAX = 1000
@@ -57,6 +59,14 @@ class Metrics:
         self.commands = Counter(
             "horae_commands_total", "Commands by kind, as accepted here (leader).", ["kind"], registry=self._registry
         )
+        self._shed = Counter(
+            "horae_shed_requests_total",
+            "Requests turned away because too much waits here, by rank: new, read, ending.",
+            ["rank"],
+            registry=self._registry,
+        )
+        for rank in Rank:
+            self._shed.labels(rank.name.lower())
         self._dead = Counter(
             "horae_dead_jobs_total",
             "Jobs that ended in the dead-letter state, as they did while this node led.",
@@ -82,6 +92,9 @@ class Metrics:
         if span_ms > self._stall_max_ms:
             self._stall_max_ms = span_ms
             self._stall.set(span_ms / 1000)
+
+    def count_shed(self, rank: Rank) -> None:
+        self._shed.labels(rank.name.lower()).inc()
 
     def count_dead(self, queue: str, task: str, reason: str) -> None:
         """Names are their submitters' choice, and may come without end: past a bound they are counted as others."""

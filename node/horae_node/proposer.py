@@ -2,8 +2,8 @@
 
 While entries are in flight, new commands gather; the next entry takes them all, up to its size. The leader's session
 adds what belongs in the same entry (time that has come, grants that follow). Bounded: beyond the bounds submits and
-claims are turned away first, endings last. Runs on the loop. Not here: what commands mean.
-Next to read: `leader/session.py`, `raft/port.py`.
+claims are turned away first, then reads, endings last. Runs on the loop. Not here: what commands mean.
+Next to read: `shedding.py`, `leader/session.py`, `raft/port.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from horae_node.core.commands import Command, Header, SubmitJob
 from horae_node.core.results import EntryOutcome, Outcome, Rejected
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.raft.port import ENTRY_BYTES_MAX, Raft
+from horae_node.shedding import FLOORS, SHARES, Bounds, Drain, Rank, shed
 
 GATHERED_BYTES_MAX = 48 * 1024
 """Commands gathered into one entry, unless a single one is larger: some three milliseconds of work for each node.
@@ -37,15 +38,13 @@ DATA_BYTES_MAX = ENTRY_BYTES_MAX - codec.HEADER_BYTES_MAX
 COMMIT_DEADLINE_MS = 10_000
 """How long a caller waits for an entry: far above any healthy round, below what callers wait for by themselves."""
 
-QUEUED_BYTES_MAX = 32 * 1024 * 1024
-QUEUED_COMMANDS_MAX = 20_000
-RETRY_AFTER_MS = 1000
+NO_ROOM_RETRY_MS = 1000
+"""As often as the room on disks is looked at."""
 
-_STUCK = NotApplied(
-    "rate_limited",
-    "no majority of the nodes stores anything at the moment: nothing was done",
-    retry_after_ms=RETRY_AFTER_MS,
-)
+STUCK_RETRY_S = 5
+"""While no majority stores anything nobody knows for how long: soon enough for a lease of usual length to be kept."""
+
+_STUCK = shed("no majority of the nodes stores anything at the moment: nothing was done", STUCK_RETRY_S)
 
 _SUBMITS = {SubmitJob}
 
@@ -116,8 +115,14 @@ class Proposer:
     """Gathers commands into entries. One for a node; idle while the node does not lead."""
 
     def __init__(
-        self, raft: Raft, clock: Clock, observe_commit_ms: Callable[[int], None], own: codec.OwnEntries
+        self,
+        raft: Raft,
+        clock: Clock,
+        observe_commit_ms: Callable[[int], None],
+        own: codec.OwnEntries,
+        bounds: Bounds | None = None,
     ) -> None:
+        self._bounds = bounds or Bounds()
         self._raft = raft
         self._own = own
         self._clock = clock
@@ -127,6 +132,7 @@ class Proposer:
         self._queued_commands = 0
         self._queued_bytes = 0
         self._in_flight = 0
+        self._commands_drain, self._bytes_drain = Drain(clock), Drain(clock)
         self._idle = asyncio.Event()
         self._idle.set()
         self._scheduled = False
@@ -144,19 +150,29 @@ class Proposer:
     def queued_commands(self) -> int:
         return self._queued_commands
 
-    def require_room(self, *, ending: bool) -> None:
-        """Refuse new work while too much waits, or disks are low; endings are admitted up to twice as much.
+    def require_room(self, rank: Rank) -> None:
+        """Refuse a call of this rank while too much waits; new work also while disks are low.
 
         Raises: `NotApplied`: `rate_limited`, `storage_full`.
         """
-        if self.no_room is not None and not ending:
-            raise NotApplied("storage_full", self.no_room, retry_after_ms=RETRY_AFTER_MS)
-        factor = 2 if ending else 1
-        if self._queued_commands < QUEUED_COMMANDS_MAX * factor and self._queued_bytes < QUEUED_BYTES_MAX * factor:
+        if self.no_room is not None and rank is Rank.NEW:
+            raise NotApplied("storage_full", self.no_room, retry_after_ms=NO_ROOM_RETRY_MS)
+        bounds, share = self._bounds, SHARES[rank]
+        commands, size_bytes = self._queued_commands * 100, self._queued_bytes * 100
+        if commands < bounds.commands * share and size_bytes < bounds.command_bytes * share:
             return
-        raise NotApplied(
-            "rate_limited", f"{self._queued_commands} commands wait already; try again", retry_after_ms=RETRY_AFTER_MS
+        raise shed(
+            f"{self._queued_commands} commands of {self._queued_bytes} bytes wait already, and of late "
+            f"{self._commands_drain.per_second():.0f} a second were stored",
+            self._seconds_until(FLOORS[rank]),
         )
+
+    def _seconds_until(self, percent: int) -> int:
+        """Whole seconds until no more than so much of the bounds waits, if nothing is added."""
+        bounds = self._bounds
+        commands = max(0, self._queued_commands - bounds.commands * percent // 100)
+        size_bytes = max(0, self._queued_bytes - bounds.command_bytes * percent // 100)
+        return max(self._commands_drain.seconds_for(commands), self._bytes_drain.seconds_for(size_bytes))
 
     async def run(self, commands: Sequence[Command], due_now: dict[str, int] | None = None) -> list[Result]:
         """The outcome of each command, in order; an error stands in the place of each command that it befell.
@@ -275,6 +291,8 @@ class Proposer:
                 self._settle(chunk, error)
             return
         self._in_flight += 1
+        self._commands_drain.begin()
+        self._bytes_drain.begin()
         self._idle.clear()
         begun_ms = self._clock.monotonic_ms()
         timer = self._loop.call_later(COMMIT_DEADLINE_MS / 1000, self._on_overdue, chunks)
@@ -294,8 +312,6 @@ class Proposer:
         timer.cancel()
         self._stuck = False
         self._in_flight -= 1
-        if not self._in_flight:
-            self._idle.set()
         error = None if done.cancelled() else done.exception()
         if done.cancelled() or error is not None:
             lost = error if isinstance(error, (NotApplied, OutcomeUnknown)) else OutcomeUnknown(str(error))
@@ -305,8 +321,17 @@ class Proposer:
             entry = done.result()
             assert isinstance(entry, EntryOutcome)
             self._observe_commit_ms(self._clock.monotonic_ms() - begun_ms)
+            self._commands_drain.took(len(entry.outcomes))
+            self._bytes_drain.took(sum(chunk.size_bytes for chunk in chunks))
             self._share_out(entry.outcomes, chunks)
+        if not self._in_flight:
+            self._on_idle()
         self.kick()
+
+    def _on_idle(self) -> None:
+        self._commands_drain.pause()
+        self._bytes_drain.pause()
+        self._idle.set()
 
     def _share_out(self, outcomes: tuple[Outcome, ...], chunks: list[Chunk]) -> None:
         first = outcomes[0]

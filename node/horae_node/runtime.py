@@ -37,6 +37,7 @@ from horae_node.queue_rates import QueueRates
 from horae_node.raft.port import LogLimits, Member, Raft, Roster, Timing
 from horae_node.raft.pysyncobj_adapter import PySyncObjRaft
 from horae_node.service import Finishes, Service
+from horae_node.shedding import Bounds
 
 HOUSEKEEPING_MS = 50
 """How often the state's commit is considered and the loop's lateness is measured."""
@@ -60,10 +61,18 @@ class Node:
     """One node of the cluster, without its HTTP edge."""
 
     def __init__(
-        self, config: NodeConfig, *, clock: Clock, host: Host | None = None, known: Versions = KNOWN_VERSIONS
+        self,
+        config: NodeConfig,
+        *,
+        clock: Clock,
+        host: Host | None = None,
+        known: Versions = KNOWN_VERSIONS,
+        bounds: Bounds | None = None,
     ) -> None:
-        """`host` is the machine it runs on; by default the real one. `known`: the machine versions of this build."""
+        """`host` is the machine it runs on; by default the real one. `known`: the machine versions of this build.
+        `bounds`: how much may wait."""
         self._config = config
+        self._bounds = bounds or Bounds()
         self._replayed_to = sys.maxsize
         """What the log held when this process began: told of by the one before, if by anybody."""
         self._clock = clock
@@ -94,7 +103,7 @@ class Node:
         self._open_state(own)
         self._metrics = Metrics(self._metric_families)
         self._raft = self._build_raft()
-        self._proposer = Proposer(self._raft, clock, self._metrics.observe_commit_ms, own)
+        self._proposer = Proposer(self._raft, clock, self._metrics.observe_commit_ms, own, self._bounds)
         self._session = LeaderSession(
             node_id=config.node_id,
             raft=self._raft,
@@ -139,6 +148,8 @@ class Node:
             membership=self._membership,
             feed=self._feed,
             rates=self._rates,
+            clock=clock,
+            bounds=self._bounds,
         )
         self._listen()
         await self._raft.start()
@@ -492,6 +503,10 @@ class Node:
         )
         yield _gauge("horae_waiting_claims", "Claims that are parked (leader).", len(self._session.waiters))
         yield _gauge("horae_event_subscribers", "Who reads events here.", self._feed.subscribers)
+        waiting = GaugeMetricFamily("horae_waiting_requests", "Requests that wait here, by kind.", labels=["kind"])
+        for what, count in self._service.waiting().items():
+            waiting.add_metric([what], count)
+        yield waiting
         roles = GaugeMetricFamily("horae_raft_role", "1 for the role that this node has.", labels=["role"])
         for role in ("leader", "follower", "candidate"):
             roles.add_metric([role], int(status.role == role))

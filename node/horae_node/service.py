@@ -17,6 +17,7 @@ from horae import wire
 from horae_node import bulk, reads, translate
 from horae_node.applier import Applier
 from horae_node.backup import Backup, Backups
+from horae_node.clock import Clock
 from horae_node.config import parse_name, parse_peer_address, parse_url
 from horae_node.core import views
 from horae_node.core.commands import (
@@ -47,6 +48,7 @@ from horae_node.metrics import Metrics
 from horae_node.proposer import Proposer
 from horae_node.queue_rates import QueueRates
 from horae_node.raft.port import Member, Raft, RaftStatus
+from horae_node.shedding import RETRY_AFTER_S_MAX, Bounds, Crowd, Drain, Rank, shed
 from horae_node.worker_book import WorkerBook
 
 __all__ = ["Delivery", "Refused", "Service"]
@@ -143,7 +145,10 @@ class Service:
         membership: Membership,
         feed: Feed,
         rates: QueueRates,
+        clock: Clock,
+        bounds: Bounds | None = None,
     ) -> None:
+        bounds = bounds or Bounds()
         self._node_id = node_id
         self._urls: dict[str, str] = {}
         self.set_members(members)
@@ -155,7 +160,11 @@ class Service:
         self._counter = cache(metrics.commands.labels)
         self._cluster_view = cluster_view
         self._backups = backups
-        self._turns = Turns()
+        self._metrics = metrics
+        self._turns = Turns(clock, bounds.list_turns)
+        self._parked = Crowd("claims", bounds.claims)
+        self._waiting = Crowd("readings of jobs that are not finished", bounds.finish_waits)
+        self._reading = Crowd("readings", bounds.reads)
         self._book = WorkerBook(self._is_running)
         self._membership = membership
         self._feed = feed
@@ -173,6 +182,19 @@ class Service:
     @property
     def node_id(self) -> str:
         return self._node_id
+
+    def count_shed(self, rank: Rank) -> None:
+        """A request was turned away because too much waits."""
+        self._metrics.count_shed(rank)
+
+    def waiting(self) -> dict[str, int]:
+        """How many callers wait here, by what they wait for."""
+        return {
+            "claim": self._parked.waiting,
+            "finish": self._waiting.waiting,
+            "read": self._reading.waiting,
+            "list": self._turns.waiting,
+        }
 
     def set_members(self, members: Sequence[Member]) -> None:
         """Who may lead, and where it is reached; this node's own URL stays known."""
@@ -271,14 +293,14 @@ class Service:
 
     async def submit(self, request: wire.SubmitRequest) -> tuple[wire.JobView, bool]:
         """The job and whether it is new. Raises: `Refused` (`conflict`, `invalid`), `NotApplied`, `OutcomeUnknown`."""
-        self._proposer.require_room(ending=False)
         await self._wait_for_rules(_version_of(request))
+        self._proposer.require_room(Rank.NEW)
         now_ms = self._session.now_ms()
         command = translate.submit_command(request, now_ms)
         outcome = await self._proposer.run_one(command, _due_now((command,), now_ms))
         self._counter("submit").inc()
         if isinstance(outcome, Rejected):
-            raise _refused_submit(outcome, command)
+            raise self._refused_submit(outcome, command)
         assert isinstance(outcome, Submitted)
         return self._submitted_job(outcome, command)
 
@@ -286,8 +308,8 @@ class Service:
         self, requests: Sequence[wire.SubmitRequest], *, atomic: bool
     ) -> list[tuple[wire.JobView, bool] | Failure]:
         """One result a job, in order. Atomic: raises `Refused` (pointer `/jobs/3`): none is made."""
-        self._proposer.require_room(ending=False)
         await self._wait_for_rules(max(map(_version_of, requests)))
+        self._proposer.require_room(Rank.NEW)
         now_ms = self._session.now_ms()
         commands = [translate.submit_command(request, now_ms) for request in requests]
         self._counter("submit").inc(len(commands))
@@ -296,7 +318,7 @@ class Service:
             outcome = await self._proposer.run_one(SubmitBatch(tuple(commands)), due_now)
             if isinstance(outcome, Rejected):
                 at = outcome.position
-                raise _refused(outcome) if at < 0 else _refused_submit(outcome, commands[at], f"/jobs/{at}")
+                raise _refused(outcome) if at < 0 else self._refused_submit(outcome, commands[at], f"/jobs/{at}")
             assert isinstance(outcome, BatchSubmitted)
             results: Sequence[Outcome | NotApplied | OutcomeUnknown] = outcome.jobs
         else:
@@ -308,13 +330,34 @@ class Service:
     ) -> tuple[wire.JobView, bool] | Failure:
         """A job whose record is gone already is its own item's `not_found`."""
         if isinstance(result, Rejected):
-            return _refused_submit(result, command)
+            return self._refused_submit(result, command)
         if not isinstance(result, Submitted):
             return _failure(result)
         try:
             return self._submitted_job(result, command)
         except Refused as gone:
             return gone
+
+    def _refused_submit(self, rejected: Rejected, command: SubmitJob, pointer: str = "") -> Refused:
+        """As `_refused`, below `pointer`, with the key that is to blame, or the moment at which to ask again."""
+        if rejected.code == "rate_limited":
+            seconds = self._seconds_to_place(command.spec.queue)
+            detail = f"{rejected.detail}: try again in {seconds} s"
+            return Refused(rejected.code, detail, pointer, retry_after_ms=seconds * 1000)
+        if rejected[:2] != EXPIRED_BEFORE[:2]:
+            return Refused(rejected.code, rejected.detail, f"{pointer}/{rejected.field}" if rejected.field else pointer)
+        key = "expires_at" if command.spec.ttl_ms is None else "ttl_seconds"
+        return Refused("invalid", "is already past: the job would expire before it could run", f"{pointer}/{key}")
+
+    def _seconds_to_place(self, queue: str) -> int:
+        """How soon a queue that is as deep as it may be can have one place again, by its own settings: not while it is
+        paused, and no sooner than its rate lets one job out. How fast its workers come for them, nobody can promise."""
+        kept = views.settings(self._applier.view, queue)
+        if kept.paused:
+            return RETRY_AFTER_S_MAX
+        if kept.rate_milli is None:
+            return 1
+        return min(max(1, -(-1000 // kept.rate_milli)), RETRY_AFTER_S_MAX)
 
     def _submitted_job(self, submitted: Submitted, command: SubmitJob) -> tuple[wire.JobView, bool]:
         """A new job as it was made, whatever has become of it since. Raises: `Refused("not_found")` for an old one."""
@@ -328,10 +371,11 @@ class Service:
     async def job(self, job_id: str, *, wait_ms: int = 0, local: bool = False) -> wire.JobView:
         """Read one; with `wait_ms`, once it is finished or the wait is over. Raises: `Refused("not_found")`."""
         if not local:
-            await self._raft.read_barrier()
+            await self._wait_current()
         seq = self._find(job_id)
         if wait_ms and not self._is_finished(seq):
-            await self._finishes.wait(seq, wait_ms)
+            with self._waiting.one():
+                await self._finishes.wait(seq, wait_ms)
             if not local and not self._session.open:
                 raise NotApplied("no_leader", "this node no longer leads; ask the new leader")
             seq = self._find(job_id)
@@ -340,7 +384,7 @@ class Service:
     async def jobs(self, query: wire.JobsQuery) -> wire.JobList:
         """Newest first. Raises: `Refused("invalid", …, "/cursor")`."""
         if query.consistency != "local":
-            await self._raft.read_barrier()
+            await self._wait_current()
         async with self._turns.one():
             with _cursors_named():
                 return reads.job_page(self._applier.view, self._clocks(), query)
@@ -353,7 +397,7 @@ class Service:
         Raises: `Refused("invalid", …, "/cursor")`.
         """
         if not local:
-            await self._raft.read_barrier()
+            await self._wait_current()
         async with self._turns.one():
             with _cursors_named():
                 page = reads.queue_page(
@@ -366,7 +410,7 @@ class Service:
     async def queue(self, name: str, *, local: bool = False) -> wire.QueueView:
         """One queue, whether or not it holds jobs: every name is one."""
         if not local:
-            await self._raft.read_barrier()
+            await self._wait_current()
         return self._queue_view(name)
 
     def _queue_view(self, name: str) -> wire.QueueView:
@@ -377,13 +421,19 @@ class Service:
     def _queue_rates(self, name: str) -> wire.QueueRates:
         return wire.QueueRates(*self._rates.of(name))
 
+    async def _wait_current(self) -> None:
+        """Until this node has surely led after the call began. Raises: `NotApplied` (`no_leader`, `rate_limited`)."""
+        self._proposer.require_room(Rank.READ)
+        with self._reading.one():
+            await self._raft.read_barrier()
+
     async def set_queue(self, name: str, patch: wire.QueuePatch) -> wire.QueueView:
         """Change settings, and the queue as it is then. Under overload too: it is how load is taken off.
 
         Raises: `Refused("conflict")` while the cluster runs by older rules; `NotApplied`, `OutcomeUnknown`.
         """
-        self._proposer.require_room(ending=True)
         await self._wait_for_rules(LIMITS_VERSION)
+        self._proposer.require_room(Rank.ENDING)
         _accepted(await self._proposer.run_one(translate.queue_command(name, patch)), Done)
         self._counter("set_queue").inc()
         return self._queue_view(name)
@@ -414,8 +464,8 @@ class Service:
         within: Callable[[str, int], CancelJobIn | RequeueJobIn],
     ) -> wire.BulkAnswer:
         """Raises: `Refused("invalid", …, "/cursor")`, `NotApplied`, `OutcomeUnknown`."""
-        self._proposer.require_room(ending=False)
-        await self._raft.read_barrier()
+        self._proposer.require_room(Rank.NEW)
+        await self._wait_current()
         async with self._turns.one():
             with _cursors_named():
                 ids, next_cursor = bulk.page(self._applier.view, request)
@@ -440,10 +490,12 @@ class Service:
         return await self._change("run_now", RunJobNow(job_id))
 
     async def delete(self, job_id: str) -> None:
+        self._proposer.require_room(Rank.NEW)
         await self._commit("delete", DeleteJob(job_id))
 
     async def _change(self, kind: str, command: JobCommand) -> wire.JobView:
         """One command about one job; the job as it is then."""
+        self._proposer.require_room(Rank.NEW)
         return self._render(await self._commit(kind, command), self._clocks())
 
     async def _commit(self, kind: str, command: JobCommand | DeleteJob) -> int:
@@ -467,16 +519,17 @@ class Service:
 
     async def claim(self, request: wire.ClaimRequest) -> Delivery:
         """Wait for jobs. A cancelled caller (hung up) gives its jobs back by itself, the attempt not counted."""
-        self._proposer.require_room(ending=False)
+        self._proposer.require_room(Rank.NEW)
         if not self._session.granting:
             raise NotApplied("no_leader", "this node does not lead")
-        self._book.saw(request.worker, self._now_s(), request.queues)
-        waiter = self._session.park(translate.claim_command(request), translate.span_ms(request.wait_seconds))
-        try:
-            grants = await waiter.future
-        except asyncio.CancelledError:
-            self._session.abandon(waiter)
-            raise
+        with self._parked.one():
+            self._book.saw(request.worker, self._now_s(), request.queues)
+            waiter = self._session.park(translate.claim_command(request), translate.span_ms(request.wait_seconds))
+            try:
+                grants = await waiter.future
+            except asyncio.CancelledError:
+                self._session.abandon(waiter)
+                raise
         if grants:
             self._counter("claim").inc(len(grants))
             self._book.holds(request.worker, [seq for seq, _ in grants])
@@ -505,7 +558,7 @@ class Service:
 
     async def heartbeat(self, request: wire.HeartbeatRequest) -> wire.HeartbeatAnswer:
         """One status a lease, in order; a lease that another holds, or that ended, is `lost`."""
-        self._proposer.require_room(ending=True)
+        self._proposer.require_room(Rank.ENDING)
         self._book.saw(request.worker, self._now_s())
         if not request.leases:
             return wire.HeartbeatAnswer(leases=[])
@@ -536,14 +589,14 @@ class Service:
         return await self._end("release", command)
 
     async def _end(self, kind: str, command: JobCommand) -> wire.JobView:
-        self._proposer.require_room(ending=True)
+        self._proposer.require_room(Rank.ENDING)
         seq = await self._commit(kind, command)
         self._book.ended(seq)
         return self._render(seq, self._clocks())
 
     async def end_many(self, request: wire.EndingsRequest) -> list[wire.StateName | Failure | None]:
         """One result an item, in order: the job's state now; None: accepted, and its record is gone already."""
-        self._proposer.require_room(ending=True)
+        self._proposer.require_room(Rank.ENDING)
         results = await self._proposer.run([translate.ending_command(item) for item in request.leases])
         self._counter("end_many").inc(len(results))
         for result in results:
@@ -559,7 +612,7 @@ class Service:
 
         Raises: `Refused("invalid", …, "/cursor")`, `NotApplied("no_leader")`.
         """
-        await self._raft.read_barrier()
+        await self._wait_current()
         with _cursors_named():
             after = "" if cursor is None else reads.read_cursor(b"w", cursor).decode(errors="replace")
         async with self._turns.one():
@@ -595,9 +648,11 @@ class Service:
     # ------------------------------------------------------------------ the cluster
 
     async def cluster(self, *, local: bool = False) -> wire.ClusterView:
-        """As the leader sees it; `local`: as this node does."""
+        """As the leader sees it; `local`: as this node does. Not shed for the commands that wait: who looks into it
+        must see."""
         if not local:
-            await self._raft.read_barrier()
+            with self._reading.one():
+                await self._raft.read_barrier()
         return self._cluster_view()
 
     async def add_member(self, request: wire.MemberRequest, wait_ms: int = 30_000) -> wire.MemberStanding:
@@ -690,14 +745,28 @@ def _cursors_named() -> Iterator[None]:
 class Turns:
     """One long look at the state a pass of the loop: callers that waited for the same barrier come one by one."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock, waiting_max: int) -> None:
         self._lock = asyncio.Lock()
+        self._waiting_max = waiting_max
+        self._drain = Drain(clock)
+        self.waiting = 0
 
     @asynccontextmanager
     async def one(self) -> AsyncIterator[None]:
-        async with self._lock:
-            await asyncio.sleep(0)
-            yield
+        """Raises: `NotApplied("rate_limited")` when as many wait already as may."""
+        if self.waiting >= self._waiting_max:
+            raise shed(f"{self.waiting} readings of lists wait already", self._drain.seconds_for(self.waiting))
+        self.waiting += 1
+        self._drain.begin()
+        try:
+            async with self._lock:
+                await asyncio.sleep(0)
+                yield
+                self._drain.took(1)
+        finally:
+            self.waiting -= 1
+            if not self.waiting:
+                self._drain.pause()
 
 
 def _nothing() -> None:
@@ -731,14 +800,6 @@ def _accepted(outcome: Outcome, kind: type[OutcomeT]) -> OutcomeT:
 
 def _refused(rejected: Rejected) -> Refused:
     return Refused(rejected.code, rejected.detail)
-
-
-def _refused_submit(rejected: Rejected, command: SubmitJob, pointer: str = "") -> Refused:
-    """As `_refused`, below `pointer`, with the key that is to blame."""
-    if rejected[:2] != EXPIRED_BEFORE[:2]:
-        return Refused(rejected.code, rejected.detail, f"{pointer}/{rejected.field}" if rejected.field else pointer)
-    key = "expires_at" if command.spec.ttl_ms is None else "ttl_seconds"
-    return Refused("invalid", "is already past: the job would expire before it could run", f"{pointer}/{key}")
 
 
 def _failure(result: Outcome | NotApplied | OutcomeUnknown) -> Failure:

@@ -16,6 +16,7 @@ from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.events import Place
 from horae_node.feed import Feed, Subscription, Wanted
 from horae_node.service import Refused
+from horae_node.shedding import Rank
 from horae_storage.memory import MemoryStore
 
 NULL = Raw(b"null")
@@ -119,6 +120,7 @@ class FakeService:
         self.waits: list[int] = []
         self.ready_answer = (True, "")
         self.removed = False
+        self.shed: list[Rank] = []
 
     async def _enter(self, name: str, argument: Any) -> None:
         self.calls.append((name, argument))
@@ -306,6 +308,9 @@ class FakeService:
 
     def leading(self) -> bool:
         return self.leads
+
+    def count_shed(self, rank: Rank) -> None:
+        self.shed.append(rank)
 
     async def wait_for_leader(self, timeout_ms: int) -> str | None:
         self.waits.append(timeout_ms)

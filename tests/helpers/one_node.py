@@ -26,13 +26,21 @@ from horae_node.proposer import Proposer
 from horae_node.queue_rates import QueueRates
 from horae_node.raft.port import Member
 from horae_node.service import Finishes, Service
+from horae_node.shedding import Bounds
 from horae_storage.memory import MemoryStore
 
 
 class OneNode:
     """Leads from `open` on; `clock` moves when told to."""
 
-    def __init__(self, *, advance_limit: int = 100, known: Versions = KNOWN_VERSIONS, events_kept: int = 1000) -> None:
+    def __init__(
+        self,
+        *,
+        advance_limit: int = 100,
+        known: Versions = KNOWN_VERSIONS,
+        bounds: Bounds | None = None,
+        events_kept: int = 1000,
+    ) -> None:
         self.clock = ManualClock()
         self.store = MemoryStore()
         own = codec.OwnEntries()
@@ -47,7 +55,7 @@ class OneNode:
         )
         self.raft = FakeRaft(self.applier)
         self.metrics = metrics = Metrics(lambda: iter(()))
-        self.proposer = Proposer(self.raft, self.clock, metrics.observe_commit_ms, own)
+        self.proposer = Proposer(self.raft, self.clock, metrics.observe_commit_ms, own, bounds)
         self.session = LeaderSession(
             node_id="n1",
             raft=self.raft,
@@ -88,6 +96,8 @@ class OneNode:
             membership=self.membership,
             feed=feed,
             rates=rates,
+            clock=self.clock,
+            bounds=bounds,
         )
 
         def on_entry(index: int, outcome: Any) -> None:

@@ -71,10 +71,15 @@ async def start_node() -> AsyncIterator[StartNode]:
     # An idle connection that the server closed must not be taken for a fresh one.
     session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=200), auto_decompress=False)
 
-    async def start(service: FakeService | None = None, tokens: Tokens | None = None, **options: Any) -> Node:
+    async def start(
+        service: FakeService | None = None,
+        tokens: Tokens | None = None,
+        connections_max: int = 1000,
+        **options: Any,
+    ) -> Node:
         service = service or FakeService()
         app = build_app(service, metrics_text=lambda: b"horae_up 1\n", tokens=tokens, **options)
-        running = await start_server(app, "127.0.0.1", 0)
+        running = await start_server(app, "127.0.0.1", 0, connections_max=connections_max)
         node = Node(service, app, running, session)
         nodes.append(node)
         return node

@@ -11,7 +11,7 @@ import pytest
 from tests.unit.http.conftest import Node
 
 from horae import wire
-from horae_http.bodies import BODIES_BYTES_MAX
+from horae_http.bodies import NEW_BYTES_MAX
 
 PACKED = "application/msgpack"
 
@@ -314,7 +314,7 @@ async def test_each_call_has_its_limit_by_length_and_in_chunks(node: Node, path:
 async def test_too_many_large_bodies_at_once_are_shed(node: Node) -> None:
     bodies = node.app.bodies
     with bodies.hold() as hold:
-        hold.take(BODIES_BYTES_MAX - 100_000)
+        hold.take(NEW_BYTES_MAX - 100_000)
         reader, writer = await asyncio.open_connection("127.0.0.1", node.running.port)
         # What comes at once is not held: so a part of it, and the rest never.
         writer.write(b"POST /v1/jobs HTTP/1.1\r\nHost: a\r\nContent-Length: 250000\r\n\r\n" + b" " * 150_000)

@@ -11,6 +11,7 @@ from horae_node.disk_room import HAND_ON_MS, ROOM_BYTES_AGAIN, ROOM_BYTES_MIN, D
 from horae_node.errors import NotApplied
 from horae_node.membership import CAUGHT_UP_ENTRIES
 from horae_node.raft.port import PeerStatus
+from horae_node.shedding import Rank
 
 MUCH = 50 * ROOM_BYTES_MIN
 LITTLE = ROOM_BYTES_MIN - 1
@@ -65,7 +66,7 @@ class Disk:
     @property
     def refusal(self) -> str | None:
         try:
-            self.node.proposer.require_room(ending=False)
+            self.node.proposer.require_room(Rank.NEW)
         except NotApplied as refused:
             return f"{refused.code}: {refused.detail}"
         return None
@@ -184,7 +185,7 @@ async def test_a_leader_with_room_refuses_as_well_where_a_majority_is_low() -> N
     disk = Disk(n2=peer(low=True), n3=peer(low=True))
     disk.look()
     disk.require_refusal("make room on n2, n3 (72 MiB free at least)")
-    disk.node.proposer.require_room(ending=True)
+    disk.node.proposer.require_room(Rank.ENDING)
     disk.node.raft.peers["n3"] = peer()
     disk.look()
     assert disk.refusal is None

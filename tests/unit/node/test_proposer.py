@@ -156,23 +156,6 @@ async def test_a_caller_that_hung_up_disturbs_nobody_in_its_entry() -> None:
     assert gone.cancelled()
 
 
-async def test_submits_are_turned_away_before_endings() -> None:
-    made, raft, _ = make(hold=True)
-    waiting = [asyncio.create_task(made.run([Nothing()] * 10_000)) for _ in range(3)]
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    waiting += [asyncio.create_task(made.run([Nothing()] * 12_000)) for _ in range(2)]
-    await asyncio.sleep(0)
-    with pytest.raises(NotApplied) as caught:
-        made.require_room(ending=False)
-    assert (caught.value.code, caught.value.retry_after_ms) == ("rate_limited", proposer.RETRY_AFTER_MS)
-    made.require_room(ending=True)
-    raft.hold = False
-    raft.commit_all()
-    await asyncio.gather(*waiting)
-    made.require_room(ending=False)
-
-
 class Greedy(PlainSession):
     """Adds a large claim to every entry that has something in it."""
 
