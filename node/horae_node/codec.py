@@ -12,8 +12,20 @@ from typing import Any
 
 import msgpack
 
-from horae_node.core.commands import ENTRY_VERSION, TAGS, Command, Header, SubmitBatch, SubmitJob
-from horae_node.core.tables import LINKS_FIELD, spec_of
+from horae_node.core.commands import (
+    ENTRY_VERSION,
+    TAGS,
+    BackfillSchedule,
+    Command,
+    FireSchedule,
+    Header,
+    PutSchedule,
+    ResumeSchedule,
+    SubmitBatch,
+    SubmitJob,
+)
+from horae_node.core.model import Occurrence
+from horae_node.core.tables import LINKS_FIELD, schedule_spec_of, spec_of
 from horae_node.errors import Fatal, Outdated
 
 _packer = msgpack.Packer(use_bin_type=True, autoreset=True)
@@ -101,6 +113,14 @@ def _submit(fields: tuple[Any, ...]) -> SubmitJob:
     return SubmitJob(spec_of(spec), *fields[1:])
 
 
+def _occurrence(fields: tuple[Any, ...] | None) -> Occurrence | None:
+    return None if fields is None else Occurrence(*fields)
+
+
+def _occurrences(each: tuple[tuple[Any, ...], ...]) -> tuple[Occurrence, ...]:
+    return tuple([Occurrence(*fields) for fields in each])
+
+
 def _command(fields: tuple[Any, ...]) -> Command:
     command = TAGS.get(fields[0])
     if command is None:
@@ -110,6 +130,14 @@ def _command(fields: tuple[Any, ...]) -> Command:
             return _submit(fields[1:])
         if command is SubmitBatch:
             return SubmitBatch(tuple(map(_submit, fields[1])))
+        if command is PutSchedule:
+            return PutSchedule(schedule_spec_of(fields[1]), fields[2], _occurrence(fields[3]), *fields[4:])
+        if command is ResumeSchedule:
+            return ResumeSchedule(fields[1], _occurrence(*fields[2:]))
+        if command is FireSchedule:
+            return FireSchedule(fields[1], _occurrences(fields[2]), _occurrence(*fields[3:]))
+        if command is BackfillSchedule:
+            return BackfillSchedule(fields[1], _occurrences(*fields[2:]))
         return command._make(fields[1:])  # type: ignore[attr-defined, no-any-return]
     except TypeError as error:
         raise Outdated(

@@ -12,37 +12,58 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.unit.core.world import World, make_spec
+from tests.unit.core.world import World, make_schedule, make_spec
 
 from horae_node.core import lists, views
 from horae_node.core.commands import (
     AddMember,
     AdvanceTime,
+    BackfillSchedule,
     CancelJob,
     ClaimJobs,
     Command,
     CompleteJob,
     DeleteJob,
+    DeleteSchedule,
     FailJob,
+    FireSchedule,
     HeartbeatLease,
     MemberAddress,
     MoveMember,
     Nothing,
     OpenEpoch,
+    PauseSchedule,
     PromoteMember,
+    PutSchedule,
     RaiseMachineVersion,
     ReleaseJob,
     RemoveMember,
     RequeueJob,
+    ResumeSchedule,
     RunJobNow,
     SetMembers,
     SetQueue,
     SubmitBatch,
     SubmitJob,
+    TriggerSchedule,
 )
-from horae_node.core.model import Ending, Follower, Links, MemberRecord, OnFailure, Run, Standing, State, Versions
+from horae_node.core.model import (
+    Ending,
+    Fate,
+    Follower,
+    Links,
+    MemberRecord,
+    Missed,
+    Occurrence,
+    OnFailure,
+    Overlap,
+    Run,
+    Standing,
+    State,
+    Versions,
+)
 from horae_node.core.results import BatchSubmitted, EntryOutcome, Outcome, Submitted
-from horae_node.core.tables import linked
+from horae_node.core.tables import LEDGER, SCHEDULE_RUN, linked, pair_range, schedule_run_of
 
 RULE = "----"
 SPEC_TEXTS = {"task", "queue", "unique_key", "concurrency_key", "schedule_id"}
@@ -71,10 +92,19 @@ def _run_block(world: World, block: str) -> str:
             _set_header(world, verb, words[0])
         elif verb != "#":
             commands.append(_command(verb, words))
-    before, members = _jobs(world), views.read_members(world.txn)
+    before, members, schedules = _jobs(world), views.read_members(world.txn), _schedules(world)
     entry = world.apply(*commands)
     lines = [f"{world.index} {_outcome(outcome)}" for outcome in entry.outcomes]
-    return "\n".join([asked.strip(), RULE, *lines, *_effects(world, before, entry), *_moves(world, members)])
+    return "\n".join(
+        [
+            asked.strip(),
+            RULE,
+            *lines,
+            *_effects(world, before, entry),
+            *_moves(world, members),
+            *_shifts(world, schedules),
+        ]
+    )
 
 
 def _set_header(world: World, verb: str, value: str) -> None:
@@ -148,6 +178,33 @@ def _address(name: str, o: Options) -> MemberAddress:
     return MemberAddress(name, o.get("raft", f"{name}:7071"), o.get("http", f"http://{name}:7070"))
 
 
+def _moment(word: str) -> Occurrence:
+    """`NOMINAL`, `NOMINAL+JITTER` or `NOMINAL!`: a local time that did not exist."""
+    nominal, _, jitter = word.rstrip("!").partition("+")
+    return Occurrence(int(nominal), int(nominal) + int(jitter or 0), "no such time" if word[-1] == "!" else "")
+
+
+def _moments(o: Options, key: str) -> tuple[Occurrence, ...]:
+    return tuple(_moment(word) for word in o[key].split(",")) if key in o else ()
+
+
+def _first(o: Options, key: str) -> Occurrence | None:
+    return next(iter(_moments(o, key)), None)
+
+
+def _put_schedule(name: str, o: Options) -> Command:
+    first, paused = _first(o, "first"), o.pop("paused", "no") == "yes"
+    if_version = int(o.pop("if_version")) if "if_version" in o else None
+    job = {key[4:]: o.pop(key) for key in list(o) if key.startswith("job_")}
+    given: dict[str, Any] = {"job": make_spec("", **{k: v if k in SPEC_TEXTS else int(v) for k, v in job.items()})}
+    for key, value in o.items():
+        if key in ("missed", "overlap"):
+            given[key] = int({"missed": Missed, "overlap": Overlap}[key][value.upper()])
+        elif key != "first":
+            given[key] = int(value)
+    return PutSchedule(make_schedule(name, **given), paused, first, if_version)
+
+
 _COMMANDS: dict[str, Callable[[str, Options], Command]] = {
     "open_epoch": lambda name, o: OpenEpoch(name, int(o["previous"])),
     "claim": _claim,
@@ -159,6 +216,13 @@ _COMMANDS: dict[str, Callable[[str, Options], Command]] = {
     "requeue": lambda name, o: RequeueJob(name),
     "run_now": lambda name, o: RunJobNow(name),
     "delete": lambda name, o: DeleteJob(name),
+    "put_schedule": _put_schedule,
+    "delete_schedule": lambda name, o: DeleteSchedule(name),
+    "pause_schedule": lambda name, o: PauseSchedule(name),
+    "resume_schedule": lambda name, o: ResumeSchedule(name, _first(o, "rewind")),
+    "fire": lambda name, o: FireSchedule(name, _moments(o, "at"), _first(o, "next")),
+    "trigger": lambda name, o: TriggerSchedule(name, o["job"]),
+    "backfill": lambda name, o: BackfillSchedule(name, _moments(o, "at")),
     "advance": lambda name, o: AdvanceTime(int(o.get("limit", "100"))),
     "nothing": lambda name, o: Nothing(),
     "raise_machine_version": lambda name, o: RaiseMachineVersion(int(o["to"])),
@@ -204,6 +268,29 @@ def _moves(world: World, before: dict[str, MemberRecord]) -> list[str]:
         for name, member in views.read_members(world.txn).items()
         if before.get(name) != member
     ]
+
+
+def _schedules(world: World) -> dict[str, str]:
+    """Each schedule, and each line of its ledger, as they are shown."""
+    shown = {}
+    for key, row in world.txn.scan(SCHEDULE_RUN, SCHEDULE_RUN + b"\xff", limit=100):
+        run, name = schedule_run_of(row), key[1:].decode()
+        following = "" if run.next is None else f" next={run.next.nominal_ms}"
+        following += f" at={run.look_ms}" if run.next is not None and run.look_ms != run.next.nominal_ms else ""
+        paused = "" if run.paused_ms is None else f" paused={run.paused_ms}"
+        shown[name] = f"{name}: version={run.version}{paused}{following} lines={run.ledger_rows}"
+        start, stop = pair_range(LEDGER, run.number, 2**64 - 1)
+        for line, fields in world.txn.scan(start, stop, limit=1000):
+            nominal_ms = int.from_bytes(line[-8:], "big")
+            fate, why = Fate(fields[0]).name.lower(), f" ({fields[1]})" if fields[1] else ""
+            shown[f"{name} {nominal_ms:020d}"] = f"  {nominal_ms}: {fate}{why}"
+    return shown
+
+
+def _shifts(world: World, before: dict[str, str]) -> list[str]:
+    after = _schedules(world)
+    lines = [after[name] for name in sorted(after) if before.get(name) != after[name]]
+    return lines + [f"{name}: gone" for name in sorted(before) if name not in after]
 
 
 def _jobs(world: World) -> dict[str, tuple[Run, int]]:

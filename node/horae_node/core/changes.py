@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from horae_node.core.model import AttemptError, JobSpec, MemberRecord, QueueSettings, Run
+from horae_node.core.model import (
+    AttemptError,
+    JobSpec,
+    MemberRecord,
+    QueueSettings,
+    Run,
+    ScheduleRun,
+    ScheduleSpec,
+    Trigger,
+)
 from horae_node.core.results import Outcome
 from horae_node.core.tables import ClaimRecord, JobHandle, JobTerms
 
@@ -141,6 +150,45 @@ class TombstoneSwept(NamedTuple):
     key: bytes
 
 
+class SchedulePut(NamedTuple):
+    """`before` is None for a new one, whose number is the next free one."""
+
+    spec: ScheduleSpec
+    before: ScheduleRun | None
+    after: ScheduleRun
+
+
+class ScheduleMoved(NamedTuple):
+    """Its triggers have moved on, or somebody paused or resumed it."""
+
+    schedule_id: str
+    before: ScheduleRun
+    after: ScheduleRun
+
+
+class ScheduleDeleted(NamedTuple):
+    schedule_id: str
+    run: ScheduleRun
+
+
+class TriggerNoted(NamedTuple):
+    """A line in the ledger; `drop`: the oldest one, which goes for it."""
+
+    schedule_id: str
+    number: int
+    nominal_ms: int
+    trigger: Trigger
+    drop: bytes | None
+
+
+class LedgerErased(NamedTuple):
+    """Lines of a schedule that is gone; `last`: there are no more."""
+
+    number: int
+    keys: tuple[bytes, ...]
+    last: bool
+
+
 class QueueSet(NamedTuple):
     queue: str
     before: QueueSettings
@@ -183,6 +231,11 @@ Change = (
     | VersionRaised
     | ErrorNoted
     | NeedsMet
+    | SchedulePut
+    | ScheduleMoved
+    | ScheduleDeleted
+    | TriggerNoted
+    | LedgerErased
     | JobSettled
     | TombstoneSwept
     | QueueSet

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from horae_node.core.model import JobSpec
+from horae_node.core.model import JobSpec, Occurrence, ScheduleSpec
 
 
 class Header(NamedTuple):
@@ -184,6 +184,55 @@ class SetQueue(NamedTuple):
     changes: tuple[tuple[str, bool | int | None], ...]
 
 
+class PutSchedule(NamedTuple):
+    """Make a schedule, or replace it. `first`: its first trigger after the moment at which it was asked for.
+
+    `if_version`: replace that version only; 0: only make it; None: whichever.
+    """
+
+    spec: ScheduleSpec
+    paused: bool
+    first: Occurrence | None
+    if_version: int | None
+
+
+class DeleteSchedule(NamedTuple):
+    schedule_id: str
+
+
+class PauseSchedule(NamedTuple):
+    schedule_id: str
+
+
+class ResumeSchedule(NamedTuple):
+    """`rewind`: the first trigger of the pause, from which on they count as missed; None: none does."""
+
+    schedule_id: str
+    rewind: Occurrence | None
+
+
+class FireSchedule(NamedTuple):
+    """Do what a schedule's triggers ask for that have come, from the one on that it has as its next, and move it on."""
+
+    schedule_id: str
+    occurrences: tuple[Occurrence, ...]
+    following: Occurrence | None
+
+
+class TriggerSchedule(NamedTuple):
+    """A job of the schedule now, besides its triggers."""
+
+    schedule_id: str
+    job_id: str
+
+
+class BackfillSchedule(NamedTuple):
+    """Run those triggers that have not run."""
+
+    schedule_id: str
+    occurrences: tuple[Occurrence, ...]
+
+
 Command = (
     OpenEpoch
     | SubmitJob
@@ -208,6 +257,13 @@ Command = (
     | SetQueue
     | CancelJobIn
     | RequeueJobIn
+    | PutSchedule
+    | DeleteSchedule
+    | PauseSchedule
+    | ResumeSchedule
+    | FireSchedule
+    | TriggerSchedule
+    | BackfillSchedule
 )
 
 TAGS: dict[int, type[tuple[object, ...]]] = {
@@ -234,4 +290,11 @@ TAGS: dict[int, type[tuple[object, ...]]] = {
     21: SetQueue,
     22: CancelJobIn,
     23: RequeueJobIn,
+    24: PutSchedule,
+    25: DeleteSchedule,
+    26: PauseSchedule,
+    27: ResumeSchedule,
+    28: FireSchedule,
+    29: TriggerSchedule,
+    30: BackfillSchedule,
 }

@@ -13,6 +13,7 @@ from horae_node.core.model import (
     LIMITS_VERSION,
     LINKS_VERSION,
     NO_SETTINGS,
+    SCHEDULES_VERSION,
     STATE_COUNT,
     Bucket,
     Lanes,
@@ -70,6 +71,7 @@ class Context:
         "members_changed",
         "now_ms",
         "put",
+        "schedules",
         "txn",
         "version",
     )
@@ -87,6 +89,7 @@ class Context:
         self.job_seq = meta.job_seq
         self.version = meta.machine_version
         self.limits = meta.machine_version >= LIMITS_VERSION
+        self.schedules = meta.machine_version >= SCHEDULES_VERSION
         self.links = meta.machine_version >= LINKS_VERSION
         self.known = known
         self.finished: list[int] = []

@@ -21,26 +21,43 @@ from horae_node.core.changes import (
     JobSettled,
     JobSubmitted,
     LeaseRenewed,
+    LedgerErased,
     LossWithdrawn,
     MemberChanged,
     Needs,
     NeedsMet,
     QueueSet,
     RegroupMoved,
+    ScheduleDeleted,
+    ScheduleMoved,
+    SchedulePut,
     SpecAmended,
     TombstoneSwept,
+    TriggerNoted,
     VersionRaised,
     WatchMoved,
 )
 from horae_node.core.context import Context
 from horae_node.core.limits import MICRO, burst_of
-from horae_node.core.model import LIMITS_VERSION, LINKS_VERSION, AttemptError, Group, JobSpec, Lanes, Run
+from horae_node.core.model import (
+    LIMITS_VERSION,
+    LINKS_VERSION,
+    SCHEDULES_VERSION,
+    AttemptError,
+    Group,
+    JobSpec,
+    Lanes,
+    Run,
+    ScheduleRun,
+)
 from horae_node.core.tables import (
     CLAIM_SWEEP,
     DUE,
+    ERASE,
     ERROR,
     ERRORS_KEPT,
     EXPIRY,
+    LEDGER,
     NEEDED,
     NEEDS,
     PROGRESS,
@@ -60,6 +77,7 @@ from horae_node.core.tables import (
     JobTerms,
     Tombstone,
     expiry_of,
+    fire_key,
     group_of,
     group_of_handle,
     group_row_of,
@@ -68,6 +86,7 @@ from horae_node.core.tables import (
     keyed_key,
     keyed_range,
     lane_key,
+    live_prefix,
     member_key,
     pair_bytes,
     pair_range,
@@ -76,6 +95,9 @@ from horae_node.core.tables import (
     ready_key,
     regroup_key,
     round_up,
+    schedule_key,
+    schedule_of_handle,
+    schedule_run_key,
     seq_bytes,
     terms_of,
     traits_of,
@@ -112,6 +134,8 @@ def evolve_job_submitted(ctx: Context, change: JobSubmitted) -> None:
             put(trait + key, ())
     if spec.unique_key is not None:
         put(unique_index_key(queue, spec.unique_key), (seq,))
+    if spec.schedule_id is not None:
+        put(live_prefix(spec.schedule_id) + key, ())
     ctx.count_new(queue, run.state)
 
 
@@ -261,6 +285,7 @@ def evolve_version_raised(ctx: Context, change: VersionRaised) -> None:
     if links and not ctx.links and ctx.job_seq:
         ctx.put(TRAITS_FROM, (ctx.job_seq,))
     ctx.links = links
+    ctx.schedules = change.version >= SCHEDULES_VERSION
 
 
 def evolve_queue_set(ctx: Context, change: QueueSet) -> None:
@@ -292,6 +317,50 @@ def evolve_regroup_moved(ctx: Context, change: RegroupMoved) -> None:
 def evolve_member_changed(ctx: Context, change: MemberChanged) -> None:
     ctx.put(member_key(change.node_id), change.after)
     ctx.members_changed = True
+
+
+def evolve_schedule_put(ctx: Context, change: SchedulePut) -> None:
+    spec, before, after = change
+    if before is None:
+        assert after.number == ctx.job_seq + 1
+        ctx.job_seq = after.number
+    ctx.put(schedule_key(spec.id), spec)
+    _put_schedule_run(ctx, spec.id, before, after)
+
+
+def evolve_schedule_moved(ctx: Context, change: ScheduleMoved) -> None:
+    _put_schedule_run(ctx, *change)
+
+
+def evolve_schedule_deleted(ctx: Context, change: ScheduleDeleted) -> None:
+    schedule_id, run = change
+    if run.next is not None:
+        ctx.delete(fire_key(run.look_ms, schedule_id))
+    ctx.delete(schedule_key(schedule_id))
+    ctx.delete(schedule_run_key(schedule_id))
+    if run.ledger_rows:
+        ctx.put(ERASE + seq_bytes(run.number), ())
+
+
+def evolve_trigger_noted(ctx: Context, change: TriggerNoted) -> None:
+    ctx.put(LEDGER + pair_bytes(change.number, change.nominal_ms), change.trigger)
+    if change.drop is not None:
+        ctx.delete(change.drop)
+
+
+def evolve_ledger_erased(ctx: Context, change: LedgerErased) -> None:
+    for key in change.keys:
+        ctx.delete(key)
+    if change.last:
+        ctx.delete(ERASE + seq_bytes(change.number))
+
+
+def _put_schedule_run(ctx: Context, schedule_id: str, before: ScheduleRun | None, after: ScheduleRun) -> None:
+    if before is not None and before.next is not None:
+        ctx.delete(fire_key(before.look_ms, schedule_id))
+    if after.next is not None:
+        ctx.put(fire_key(after.look_ms, schedule_id), ())
+    ctx.put(schedule_run_key(schedule_id), after)
 
 
 def _count_grant(ctx: Context, seq: int, before: Run, terms: JobTerms) -> None:
@@ -419,6 +488,9 @@ def _put_finished(ctx: Context, handle: JobHandle, before: Run, after: Run) -> N
     ctx.put(RETENTION + pair_bytes(purge_at(after.finished_ms, retention_ms), seq), ())
     if unique_key is not None:
         ctx.delete(unique_index_key(queue, unique_key))
+    schedule_id = schedule_of_handle(handle)
+    if schedule_id is not None:
+        ctx.delete(live_prefix(schedule_id) + seq_bytes(seq))
     if ctx.held:
         start, stop = pair_range(NEEDED, seq, ctx.job_seq)
         if ctx.txn.keys(start, stop, limit=1):
@@ -431,6 +503,9 @@ def _delete_finished(ctx: Context, handle: JobHandle, before: Run) -> None:
     ctx.delete(RETENTION + pair_bytes(purge_at(before.finished_ms, retention_ms), seq))
     if unique_key is not None:
         ctx.put(unique_index_key(queue, unique_key), (seq,))
+    schedule_id = schedule_of_handle(handle)
+    if schedule_id is not None:
+        ctx.put(live_prefix(schedule_id) + seq_bytes(seq), ())
 
 
 def _put_error(ctx: Context, key: bytes, token: int, error: AttemptError) -> None:
@@ -462,6 +537,11 @@ _EVOLVERS: dict[type, Callable[[Context, Any], None]] = {
     ClaimForgotten: evolve_claim_forgotten,
     VersionRaised: evolve_version_raised,
     MemberChanged: evolve_member_changed,
+    SchedulePut: evolve_schedule_put,
+    ScheduleMoved: evolve_schedule_moved,
+    ScheduleDeleted: evolve_schedule_deleted,
+    TriggerNoted: evolve_trigger_noted,
+    LedgerErased: evolve_ledger_erased,
     ErrorNoted: evolve_error_noted,
     NeedsMet: evolve_needs_met,
     JobSettled: evolve_job_settled,

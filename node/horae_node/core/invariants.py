@@ -28,9 +28,11 @@ from horae_node.core.tables import (
     CLAIM_SWEEP,
     COUNTS,
     DUE,
+    ERASE,
     ERROR,
     ERRORS_KEPT,
     EXPIRY,
+    FIRE,
     GROUP,
     GROUP_BYTES,
     HELD,
@@ -40,7 +42,9 @@ from horae_node.core.tables import (
     KEYED_DUE,
     LANE,
     LANES,
+    LEDGER,
     LISTED,
+    LIVE,
     MEMBER,
     META,
     NEEDED,
@@ -58,6 +62,8 @@ from horae_node.core.tables import (
     S_READY,
     S_RUNNING,
     S_SUCCEEDED,
+    SCHEDULE,
+    SCHEDULE_RUN,
     SETTINGS,
     SETTLE,
     SPEC,
@@ -70,6 +76,7 @@ from horae_node.core.tables import (
     claim_of,
     counts_key,
     expiry_of,
+    fire_key,
     group_id,
     group_row_of,
     handle_for,
@@ -78,6 +85,7 @@ from horae_node.core.tables import (
     keyed_key,
     lane_key,
     lanes_of,
+    live_prefix,
     member_of,
     meta_of,
     pair_bytes,
@@ -85,6 +93,8 @@ from horae_node.core.tables import (
     queue_keys,
     ready_key,
     run_of,
+    schedule_run_of,
+    schedule_spec_of,
     seq_bytes,
     settings_of,
     spec_of,
@@ -113,8 +123,11 @@ _DERIVED = (
 )
 _BY_JOB = ERROR + PROGRESS + RESULT
 _LIMITS = SETTINGS + BUCKET + GROUP + LANE + LANES + REGROUP
+_SCHEDULES = SCHEDULE + SCHEDULE_RUN + FIRE + LEDGER + LIVE
 _LINKS = HELD + NEEDED + NEEDS + TRAITS_FROM
-_KNOWN = _DERIVED + _BY_JOB + _LIMITS + _LINKS + SPEC + RUN + CLAIM + CLAIM_LONG + CLAIM_SWEEP + META + MEMBER
+_KNOWN = (
+    _DERIVED + _BY_JOB + _LIMITS + _LINKS + _SCHEDULES + SPEC + RUN + CLAIM + CLAIM_LONG + CLAIM_SWEEP + META + MEMBER
+)
 
 
 def check_invariants(view: View) -> list[str]:
@@ -129,6 +142,7 @@ def check_invariants(view: View) -> list[str]:
     _check_groups(rows, jobs, findings)
     _check_links(rows, jobs, findings)
     _check_tombstones(rows, jobs, findings)
+    _check_schedules(rows, jobs, findings)
     _check_settings(rows, findings)
     _check_meta(rows, jobs, findings)
     _check_members(rows, findings)
@@ -288,6 +302,33 @@ def _check_tombstones(rows: dict[bytes, Row], jobs: dict[int, tuple[JobSpec, Run
             findings.append(f"tombstone of a job that lives: {key!r} {stone}")
         elif key in sweeps and sweeps[key][9:] != seq_bytes(stone.seq):
             findings.append(f"tombstone of {stone.seq} is swept as {sweeps[key]!r}")
+
+
+def _check_schedules(rows: dict[bytes, Row], jobs: dict[int, tuple[JobSpec, Run]], findings: list[str]) -> None:
+    """Who has a next trigger is looked at in time; live jobs are listed; the ledger's lines are counted."""
+    runs = {key[1:]: schedule_run_of(row) for key, row in rows.items() if key[:1] == SCHEDULE_RUN}
+    specs = {key[1:]: schedule_spec_of(row) for key, row in rows.items() if key[:1] == SCHEDULE}
+    findings += [f"schedule in half: {name!r}" for name in sorted(runs.keys() ^ specs.keys())]
+    findings += [f"schedule {spec.id} lies under {name!r}" for name, spec in specs.items() if spec.id.encode() != name]
+    fires = {fire_key(run.look_ms, name.decode()) for name, run in runs.items() if run.next is not None}
+    found = {key for key in rows if key[:1] == FIRE}
+    findings += [f"row of a next trigger leaked or missing: {key!r}" for key in sorted(fires ^ found)]
+    live = {
+        live_prefix(spec.schedule_id) + seq_bytes(seq)
+        for seq, (spec, run) in jobs.items()
+        if spec.schedule_id is not None and run.state <= S_RUNNING
+    }
+    found = {key for key in rows if key[:1] == LIVE}
+    findings += [f"live job leaked or missing: {key!r}" for key in sorted(live ^ found)]
+    lines: dict[int, int] = {}
+    for key in rows:
+        if key[:1] == LEDGER:
+            number = int.from_bytes(key[1:9], "big")
+            lines[number] = lines.get(number, 0) + 1
+    for name, run in runs.items():
+        if lines.pop(run.number, 0) != run.ledger_rows:
+            findings.append(f"schedule {name!r} counts {run.ledger_rows} lines in its ledger")
+    findings += [f"ledger of nobody: {number}" for number in lines if ERASE + seq_bytes(number) not in rows]
 
 
 def _check_lanes(rows: dict[bytes, Row], by_queue: dict[str, list[Group]], findings: list[str]) -> None:

@@ -14,29 +14,36 @@ from horae_node.core.commands import (
     ENTRY_VERSION,
     AddMember,
     AdvanceTime,
+    BackfillSchedule,
     CancelJob,
     CancelJobIn,
     ClaimJobs,
     Command,
     CompleteJob,
     DeleteJob,
+    DeleteSchedule,
     FailJob,
+    FireSchedule,
     Header,
     HeartbeatLease,
     MoveMember,
     Nothing,
     OpenEpoch,
+    PauseSchedule,
     PromoteMember,
+    PutSchedule,
     RaiseMachineVersion,
     ReleaseJob,
     RemoveMember,
     RequeueJob,
     RequeueJobIn,
+    ResumeSchedule,
     RunJobNow,
     SetMembers,
     SetQueue,
     SubmitBatch,
     SubmitJob,
+    TriggerSchedule,
 )
 from horae_node.core.context import Context
 from horae_node.core.decide.advance import HOUSEKEEPING, HOUSEKEEPING_SHARE, URGENT
@@ -61,6 +68,15 @@ from horae_node.core.decide.operate import (
     decide_run_now,
 )
 from horae_node.core.decide.queues import decide_set_queue
+from horae_node.core.decide.schedules import (
+    decide_backfill_schedule,
+    decide_delete_schedule,
+    decide_fire_schedule,
+    decide_pause_schedule,
+    decide_put_schedule,
+    decide_resume_schedule,
+    decide_trigger_schedule,
+)
 from horae_node.core.decide.submit import decide_submit, decide_submit_batch
 from horae_node.core.decide.version import decide_raise_version
 from horae_node.core.evolve import evolve
@@ -209,6 +225,13 @@ _DECIDERS: dict[type, Callable[[Context, Any], Decision]] = {
     RequeueJobIn: decide_requeue_in,
     AddMember: decide_add_member,
     PromoteMember: decide_promote_member,
+    PutSchedule: decide_put_schedule,
+    DeleteSchedule: decide_delete_schedule,
+    PauseSchedule: decide_pause_schedule,
+    ResumeSchedule: decide_resume_schedule,
+    FireSchedule: decide_fire_schedule,
+    TriggerSchedule: decide_trigger_schedule,
+    BackfillSchedule: decide_backfill_schedule,
     RemoveMember: decide_remove_member,
     MoveMember: decide_move_member,
 }

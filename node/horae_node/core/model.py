@@ -79,6 +79,10 @@ class JobSpec(NamedTuple):
     nominal_ms: int | None
 
 
+SCHEDULES_VERSION = 4
+"""From this machine version on there are schedules."""
+
+
 class OnFailure(IntEnum):
     """What becomes of a job when one that it waits for ends in another state than `succeeded`; stored."""
 
@@ -165,7 +169,7 @@ class Versions(NamedTuple):
         return str(self.newest) if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
 
 
-KNOWN_VERSIONS = Versions(1, 3)
+KNOWN_VERSIONS = Versions(1, 4)
 """This build's. A change of released rules raises `newest`, and may act only where the state's version says so."""
 
 FIRST_META = Meta(1, 1, 0, 0, 0, "", 0, 0)
@@ -219,6 +223,86 @@ class Bucket(NamedTuple):
 
     micro: int
     at: int  # on the lease clock: what came since is added by whoever looks
+
+
+class Missed(IntEnum):
+    """What becomes of triggers that came too late; stored."""
+
+    SKIP = 0
+    LATEST = 1
+    ALL = 2
+
+
+class Overlap(IntEnum):
+    """What a trigger does while an earlier job of its schedule is unfinished; stored."""
+
+    ALLOW = 0
+    SKIP = 1
+    QUEUE = 2
+    CANCEL = 3
+
+
+class Fate(IntEnum):
+    """What became of a trigger; stored in the ledger."""
+
+    RAN = 0
+    SKIPPED_OVERLAP = 1
+    SKIPPED_MISSED = 2
+    FOLDED = 3  # a later one that was missed as well ran for it
+    DROPPED_LIMIT = 4
+    PAUSED = 5
+    DST_SKIPPED = 6  # its local time did not exist
+
+
+class ScheduleSpec(NamedTuple):
+    """What was said of a schedule. `job` is the template: a spec without an id."""
+
+    id: str
+    cron: str | None
+    every_ms: int | None
+    timezone: str
+    dst_gap: str
+    dst_repeat: str
+    starts_ms: int | None
+    ends_ms: int | None
+    jitter_ms: int
+    missed: int
+    catch_up_ms: int
+    max_catch_up: int
+    grace_ms: int
+    overlap: int
+    job: JobSpec
+
+
+class Occurrence(NamedTuple):
+    """A moment that a schedule names, as the leader reckoned it."""
+
+    nominal_ms: int
+    fire_ms: int  # with its jitter
+    note: str  # why it does not run, though the schedule names it: a local time that did not exist; else ""
+
+
+class ScheduleRun(NamedTuple):
+    """What has become of a schedule: the small record that each trigger rewrites."""
+
+    number: int  # its own, among those of jobs: the ledger's key
+    version: int  # log index of the last change that somebody made
+    created_ms: int
+    changed_ms: int
+    paused_ms: int | None  # since when it is paused
+    next: Occurrence | None
+    look_ms: int  # the moment under which FIRE has it; 0 while there is no next one
+    made_up: int  # missed triggers that ran since it was last on time
+    queued_seq: int  # the last job that was made to wait for the one before it; 0 for none
+    last_nominal_ms: int | None
+    ledger_rows: int
+
+
+class Trigger(NamedTuple):
+    """A line of the ledger."""
+
+    fate: int
+    why: str
 
 
 class Lanes(NamedTuple):

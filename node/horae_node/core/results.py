@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 class Rejected(NamedTuple):
     """Refused by the rules; nothing changed. `code`: not_found | conflict | lease_lost | invalid | stale_epoch |
-    rate_limited."""
+    rate_limited | version | due."""
 
     code: str
     detail: str
@@ -72,7 +72,32 @@ class Advanced(NamedTuple):
     more: bool
 
 
-Outcome = Rejected | Done | Submitted | BatchSubmitted | Granted | Heartbeat | EpochOpened | Advanced
+class ScheduleChanged(NamedTuple):
+    """`version` is what `If-Match` compares."""
+
+    version: int
+    created: bool = False
+    repeated: bool = False
+
+
+class TriggersRan(NamedTuple):
+    """How many jobs the triggers of a command made."""
+
+    jobs: int
+
+
+Outcome = (
+    ScheduleChanged
+    | TriggersRan
+    | Rejected
+    | Done
+    | Submitted
+    | BatchSubmitted
+    | Granted
+    | Heartbeat
+    | EpochOpened
+    | Advanced
+)
 
 
 class EntryOutcome(NamedTuple):

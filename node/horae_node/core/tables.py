@@ -25,10 +25,14 @@ from horae_node.core.model import (
     Links,
     MemberRecord,
     Meta,
+    Occurrence,
     QueueCounts,
     QueueSettings,
     Run,
+    ScheduleRun,
+    ScheduleSpec,
     State,
+    Trigger,
 )
 from horae_storage.kv import Row
 
@@ -39,7 +43,9 @@ CLAIM_SWEEP = b"j"  # lease-clock moment, claim key -> ()
 COUNTS = b"c"  # queue -> QueueCounts
 DUE = b"d"  # due_ms, seq -> JobTerms; pending jobs
 ERROR = b"e"  # seq, token -> AttemptError
+ERASE = b"G\1"  # number of a schedule that is gone -> (): its ledger goes
 EXPIRY = b"x"  # expires_at_ms, seq -> (); jobs that wait for their first start
+FIRE = b"f"  # moment, schedule id -> (); schedules that have a next trigger
 GROUP = b"g"  # queue, NUL, group -> Group
 HELD = b"h"  # -> (how many jobs wait for others,); no row for none
 ID = b"i"  # job id -> JobHandle, or Tombstone
@@ -48,7 +54,9 @@ KEYED = b"y"  # queue, NUL, group, inverted priority, due_ms, seq -> JobTerms; r
 KEYED_DUE = b"Y"  # queue, NUL, due_ms, seq -> (); the same ones
 LANE = b"a"  # queue, NUL, inverted priority, turn, group -> (); groups that may run one more job
 LANES = b"A"  # queue -> Lanes
+LEDGER = b"L"  # number of the schedule, nominal moment -> Trigger
 LISTED = b"l"  # queue, NUL, state, seq -> ()
+LIVE = b"J"  # schedule id, NUL, seq -> (); unfinished jobs of schedules
 MEMBER = b"n"  # node id -> MemberRecord
 META = b"m"
 NEEDED = b"D"  # seq, seq of a job that waits for it -> (its place in that job's `after`,)
@@ -59,6 +67,8 @@ REGROUP = b"G"  # queue -> (group,); limits have changed: groups after this one 
 RESULT = b"o"  # seq -> (JSON text,)
 RETENTION = b"z"  # purge moment, seq -> (); finished jobs; of a tombstone (its key,)
 RUN = b"r"  # seq -> Run
+SCHEDULE = b"S"  # schedule id -> ScheduleSpec
+SCHEDULE_RUN = b"F"  # schedule id -> ScheduleRun
 SETTINGS = b"t"  # queue -> QueueSettings
 SETTLE = b"G\0"  # seq -> (the state that it ended in, seq): those up to that one that wait for it are to be told
 SPEC = b"s"  # seq -> JobSpec
@@ -85,6 +95,8 @@ HOUSEKEEPING_MS = 1000
 ERRORS_KEPT = 20
 TOMBSTONE_MS = 3_600_000
 """Longer than any client tries again; the record itself is kept for `retention_ms` before."""
+LEDGER_ROWS_MAX = 10_000
+"""Triggers of one schedule that the ledger remembers: a week of one a minute, a year of one an hour."""
 TRAIT_BYTES = 12
 """Of a digest: rows of two names that share it are told apart by the record."""
 
@@ -160,6 +172,7 @@ bucket_of = cast(Callable[[Row], Bucket], partial(tuple.__new__, Bucket))
 lanes_of = cast(Callable[[Row], Lanes], partial(tuple.__new__, Lanes))
 group_row_of = cast(Callable[[Row], Group], partial(tuple.__new__, Group))
 tombstone_of = cast(Callable[[Row], Tombstone], partial(tuple.__new__, Tombstone))
+trigger_of = cast(Callable[[Row], Trigger], partial(tuple.__new__, Trigger))
 claim_of = cast(Callable[[Row], ClaimRecord], partial(tuple.__new__, ClaimRecord))
 
 seq_bytes: Callable[[int], bytes] = Struct(">Q").pack
@@ -181,7 +194,10 @@ def terms_of(spec: JobSpec) -> JobTerms:
 def handle_for(seq: int, spec: JobSpec) -> JobHandle:
     row = (seq, spec.queue, spec.retention_ms, spec.unique_key)
     group = b"" if spec.concurrency_key is None else group_id(spec.concurrency_key)
-    if follower_of(spec) is not None:
+    follows = follower_of(spec) is not None
+    if spec.schedule_id is not None:
+        return handle_of((*row, group, follows, spec.schedule_id))
+    if follows:
         return handle_of((*row, group, True))
     return handle_of((*row, group) if group else row)
 
@@ -226,7 +242,13 @@ def group_of_handle(handle: JobHandle) -> bytes | None:
 
 def has_follower(handle: JobHandle) -> bool:
     row: Row = handle
-    return len(row) > 5
+    return len(row) > 5 and row[5]
+
+
+def schedule_of_handle(handle: JobHandle) -> str | None:
+    """The schedule that made the job."""
+    row: Row = handle
+    return row[6] if len(row) > 6 else None
 
 
 def is_tombstone(row: Row) -> bool:
@@ -316,6 +338,55 @@ def keyed_range(keys: QueueKeys, group: bytes) -> tuple[bytes, bytes]:
 def pair_range(table: bytes, first: int, last: int) -> tuple[bytes, bytes]:
     """All rows of `table` keyed by `first` and a second number up to `last`."""
     return table + seq_bytes(first), table + pair_bytes(first, last) + b"\0"
+
+
+def schedule_key(schedule_id: str) -> bytes:
+    return SCHEDULE + schedule_id.encode()
+
+
+def schedule_run_key(schedule_id: str) -> bytes:
+    return SCHEDULE_RUN + schedule_id.encode()
+
+
+def fire_key(moment_ms: int, schedule_id: str) -> bytes:
+    return FIRE + seq_bytes(moment_ms) + schedule_id.encode()
+
+
+def live_prefix(schedule_id: str) -> bytes:
+    return LIVE + schedule_id.encode() + b"\0"
+
+
+def schedule_spec_of(row: Row) -> ScheduleSpec:
+    return ScheduleSpec._make((*row[:-1], spec_of(row[-1])))
+
+
+def schedule_run_of(row: Row) -> ScheduleRun:
+    following = row[5]
+    return ScheduleRun._make((*row[:5], None if following is None else Occurrence(*following), *row[6:]))
+
+
+def trigger_id(schedule_id: str, nominal_ms: int) -> str:
+    """The id of a trigger's job: there cannot be two of one trigger."""
+    return f"{schedule_id}@{utc_text(nominal_ms)}"
+
+
+@lru_cache(maxsize=8192)
+def utc_text(moment_ms: int) -> str:
+    """RFC 3339 in UTC with milliseconds. The calendar is reckoned here, in whole numbers: no clock, no zone.
+
+    Days to a date as in H. Hinnant, "chrono-compatible low-level date algorithms" (civil_from_days).
+    """
+    seconds, ms = divmod(moment_ms, 1000)
+    days, second = divmod(seconds, 86_400)
+    era, day_of_era = divmod(days + 719_468, 146_097)
+    year_of_era = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
+    day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
+    shifted = (5 * day_of_year + 2) // 153  # months from March on
+    day = day_of_year - (153 * shifted + 2) // 5 + 1
+    month = shifted + 3 if shifted < 10 else shifted - 9
+    year = year_of_era + era * 400 + (month <= 2)
+    clock = f"{second // 3600:02d}:{second // 60 % 60:02d}:{second % 60:02d}"
+    return f"{year:04d}-{month:02d}-{day:02d}T{clock}.{ms:03d}Z"
 
 
 def member_key(node_id: str) -> bytes:

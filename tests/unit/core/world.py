@@ -17,7 +17,7 @@ from horae_node.core.commands import (
     SubmitJob,
 )
 from horae_node.core.invariants import check_invariants
-from horae_node.core.model import KNOWN_VERSIONS, JobSpec, Run, State
+from horae_node.core.model import KNOWN_VERSIONS, JobSpec, Missed, Overlap, Run, ScheduleSpec, State
 from horae_node.core.results import EntryOutcome, Granted, Heartbeat, Outcome
 from horae_storage.kv import Txn
 from horae_storage.memory import MemoryStore
@@ -52,6 +52,28 @@ def make_spec(job_id: str, **given: Any) -> JobSpec:
         "nominal_ms": None,
     }
     return JobSpec(**fields | given)
+
+
+def make_schedule(schedule_id: str, **given: Any) -> ScheduleSpec:
+    """One with the contract's defaults; `job`: what its template has of its own."""
+    fields: dict[str, Any] = {
+        "id": schedule_id,
+        "cron": "* * * * *",
+        "every_ms": None,
+        "timezone": "UTC",
+        "dst_gap": "after",
+        "dst_repeat": "first",
+        "starts_ms": None,
+        "ends_ms": None,
+        "jitter_ms": 0,
+        "missed": int(Missed.SKIP),
+        "catch_up_ms": 86_400_000,
+        "max_catch_up": 1000,
+        "grace_ms": 60_000,
+        "overlap": int(Overlap.ALLOW),
+        "job": make_spec(""),
+    }
+    return ScheduleSpec(**fields | given)
 
 
 def submit(

@@ -23,6 +23,7 @@ from horae_node.core.decide.finish import lapsed, timed_out
 from horae_node.core.decide.links import decide_settlements
 from horae_node.core.decide.queues import decide_regroups
 from horae_node.core.decide.reading import read_spec
+from horae_node.core.decide.schedules import decide_erasures
 from horae_node.core.model import Run
 from horae_node.core.runs import finished, made_ready, watched
 from horae_node.core.tables import (
@@ -122,7 +123,7 @@ def decide_claim_sweeps(ctx: Context, budget: int) -> list[Change]:
 
 
 URGENT: tuple[Phase, ...] = (decide_watches, decide_expiries, decide_due, decide_settlements, decide_regroups)
-HOUSEKEEPING: tuple[Phase, ...] = (decide_purges, decide_claim_sweeps)
+HOUSEKEEPING: tuple[Phase, ...] = (decide_purges, decide_claim_sweeps, decide_erasures)
 
 
 def _sweep_at(ctx: Context, held: tuple[tuple[int, int], ...]) -> int:

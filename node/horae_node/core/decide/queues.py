@@ -31,7 +31,7 @@ def decide_set_queue(ctx: Context, command: SetQueue) -> Decision:
 
 def decide_regroups(ctx: Context, budget: int) -> list[Change]:
     """Groups of a queue whose limit for each key has changed: whether they may run one more."""
-    rows = ctx.txn.scan(REGROUP + b"\1", REGROUP + b"\xff", limit=1)
+    rows = ctx.txn.scan(REGROUP + b"\2", REGROUP + b"\xff", limit=1)
     if not rows:
         return []
     key, row = rows[0]

@@ -43,7 +43,7 @@ def decide_submit(ctx: Context, command: SubmitJob) -> Decision:
     known = known_job(ctx, command)
     if known is not None:
         return known, ()
-    decided = _new(ctx, command, ctx.job_seq + 1)
+    decided = make_job(ctx, command, ctx.job_seq + 1)
     if isinstance(decided, Rejected):
         return decided, ()
     return Submitted(decided[0], decided), (decided,)
@@ -51,13 +51,13 @@ def decide_submit(ctx: Context, command: SubmitJob) -> Decision:
 
 def decide_submit_batch(ctx: Context, command: SubmitBatch) -> Decision:
     """All or none. Jobs of the batch see each other: a repeated id or unique key means the earlier one of the batch."""
-    batch = _Batch()
+    batch = Batch()
     outcomes: list[Submitted] = []
     changes: list[JobSubmitted] = []
     for position, submit in enumerate(command.jobs):
         known = known_job(ctx, submit) or batch.known(submit)
         if known is None:
-            decided = _new(ctx, submit, ctx.job_seq + 1 + len(changes), batch)
+            decided = make_job(ctx, submit, ctx.job_seq + 1 + len(changes), batch)
             if isinstance(decided, Rejected):
                 known = decided
             else:
@@ -71,7 +71,7 @@ def decide_submit_batch(ctx: Context, command: SubmitBatch) -> Decision:
     return BatchSubmitted(tuple(outcomes)), changes
 
 
-class _Batch:
+class Batch:
     """What earlier jobs of a batch will have made."""
 
     def __init__(self) -> None:
@@ -131,8 +131,11 @@ def _same_id(seq: int, first_hash: bytes, content_hash: bytes) -> Submitted | Re
     return OTHER_CONTENT
 
 
-def _new(ctx: Context, command: SubmitJob, seq: int, batch: _Batch | None = None) -> JobSubmitted | Rejected:
-    """`batch`: what comes to be before it by the same command."""
+def make_job(
+    ctx: Context, command: SubmitJob, seq: int, batch: Batch | None = None, needs: Needs | None = None
+) -> JobSubmitted | Rejected:
+    """A job that is not known yet. `batch`: what comes to be before it by the same command; `needs`: what it waits for
+    besides the jobs that it names."""
     spec = command.spec
     if ctx.limits:
         settings = ctx.settings(spec.queue)
@@ -143,12 +146,12 @@ def _new(ctx: Context, command: SubmitJob, seq: int, batch: _Batch | None = None
     elif spec.concurrency_key is not None:
         return TOO_OLD
     links = links_of(spec)
-    if links is None:
-        return new_job(ctx, command, seq)
+    if links is None or not links.after:
+        return new_job(ctx, command, seq, needs) if links is None or ctx.links else TOO_OLD_FOR_LINKS
     if not ctx.links:
         return TOO_OLD_FOR_LINKS
-    needs = _needs(ctx, links, batch)
-    return needs if isinstance(needs, Rejected) else new_job(ctx, command, seq, needs)
+    named = _needs(ctx, links, batch)
+    return named if isinstance(named, Rejected) else new_job(ctx, command, seq, named)
 
 
 def new_job(ctx: Context, command: SubmitJob, seq: int, needs: Needs | None = None) -> JobSubmitted | Rejected:
@@ -167,7 +170,7 @@ def new_job(ctx: Context, command: SubmitJob, seq: int, needs: Needs | None = No
     return JobSubmitted(seq, spec, run, needs)
 
 
-def _needs(ctx: Context, links: Links, batch: _Batch | None) -> Needs | Rejected | None:
+def _needs(ctx: Context, links: Links, batch: Batch | None) -> Needs | Rejected | None:
     """What a new job waits for; None: nothing. It can name only jobs that exist, so no circle can come to be."""
     waits: dict[int, int] = {}
     failed: dict[int, int] = {}
