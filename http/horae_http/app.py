@@ -17,7 +17,7 @@ from aiohttp.helpers import rfc822_formatted_time
 from msgspec.structs import replace
 
 from horae.wire import Empty, Problem
-from horae_http import admin, codec, errors, events, jobs, members, openapi, queues, workers
+from horae_http import admin, codec, errors, events, jobs, members, openapi, queues, schedules, workers
 from horae_http.answer import PROBLEM, Answer
 from horae_http.auth import EVERYBODY, Holder, Tokens
 from horae_http.bodies import Bodies, receive, require_body
@@ -67,7 +67,7 @@ class App:
         self._service = service
         self._tokens = tokens
         self._on_fatal = on_fatal
-        tables = (*jobs.ROUTES, *workers.ROUTES, *queues.ROUTES, *events.ROUTES, *members.ROUTES)
+        tables = (*jobs.ROUTES, *workers.ROUTES, *queues.ROUTES, *schedules.ROUTES, *events.ROUTES, *members.ROUTES)
         self.routes: tuple[Route, ...] = (*tables, *admin.routes(metrics_text, self._document))
         self._router = Router(self.routes)
         self.forwarder = Forwarder(service, self._run)

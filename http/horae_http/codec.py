@@ -403,10 +403,21 @@ def _native_batch_item(item: wire.BatchItem) -> wire.BatchItem:
     return item if item.job is None else wire.BatchItem(job=_native_job(item.job))
 
 
+def _native_schedule(view: wire.ScheduleView) -> wire.ScheduleView:
+    then = None if view.job.then is None else _native_follower(view.job.then)
+    return replace(view, job=replace(view.job, payload=_repacked(view.job.payload), then=then))
+
+
+def _native_schedules(page: wire.ScheduleList) -> wire.ScheduleList:
+    return wire.ScheduleList([_native_schedule(view) for view in page.schedules], page.next_cursor)
+
+
 _NATIVE: Final[dict[type[Any], Callable[[Any], Any]]] = {
     wire.JobView: _native_job,
     wire.ClaimedJob: _native_claimed,
     wire.BatchItem: _native_batch_item,
+    wire.ScheduleView: _native_schedule,
+    wire.ScheduleList: _native_schedules,
 }
 
 

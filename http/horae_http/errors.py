@@ -33,6 +33,7 @@ KINDS: Final[dict[str, Kind]] = {
     "method_not_allowed": Kind(405, "No such method here"),
     "conflict": Kind(409, "The state does not allow this"),
     "lease_lost": Kind(409, "The lease is no longer held"),
+    "version": Kind(412, "It is of another version"),
     "too_large": Kind(413, "Too large"),
     "unsupported_media_type": Kind(415, "Unsupported media type"),
     "invalid": Kind(422, "The request is not valid"),

@@ -27,15 +27,20 @@ _SAFE_IN_PATH = "@:!$&'()*+,;=-._~"
 
 async def submit_job(service: Service, call: Call) -> Answer:
     request: wire.SubmitRequest = call.body
-    call.holder.require_queue(request.queue, "/queue")
-    codec.settle(request, "payload", call.packed_in, wire.PAYLOAD_BYTES_MAX)
-    if request.then is not None:
-        _settle_followers(call, request)
+    settle_payloads(call, request)
     view, created = await service.submit(request)
     if not created:
         return codec.answer(200, view, call.packed_out)
     location = b"Location: /v1/jobs/%s\r\n" % quote(view.id, safe=_SAFE_IN_PATH).encode()
     return codec.answer(201, view, call.packed_out, location)
+
+
+def settle_payloads(call: Call, job: wire.SubmitRequest, prefix: str = "") -> None:
+    """Of a job and of those that are to follow it, once their queues are the caller's. Raises: `Failure`."""
+    call.holder.require_queue(job.queue, f"{prefix}/queue")
+    codec.settle(job, "payload", call.packed_in, wire.PAYLOAD_BYTES_MAX, prefix)
+    if job.then is not None:
+        _settle_followers(call, job, prefix)
 
 
 def _settle_followers(call: Call, job: wire.SubmitRequest, prefix: str = "") -> None:

@@ -23,13 +23,18 @@ from horae_node.core.changes import (
     JobSettled,
     JobSubmitted,
     LeaseRenewed,
+    LedgerErased,
     LossWithdrawn,
     MemberChanged,
     NeedsMet,
     QueueSet,
     RegroupMoved,
+    ScheduleDeleted,
+    ScheduleMoved,
+    SchedulePut,
     SpecAmended,
     TombstoneSwept,
+    TriggerNoted,
     VersionRaised,
     WatchMoved,
 )
@@ -129,7 +134,12 @@ SILENT: Final = frozenset(
         LeaseRenewed,
         LossWithdrawn,  # the ending that came late is told
         NeedsMet,  # it waits for others still
+        LedgerErased,
         RegroupMoved,
+        ScheduleDeleted,  # events are of jobs, queues and members: a trigger is told of by its job
+        ScheduleMoved,
+        SchedulePut,
+        TriggerNoted,
         SpecAmended,  # the requeue is told
         TombstoneSwept,  # the job was removed before
         VersionRaised,

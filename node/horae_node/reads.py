@@ -19,9 +19,9 @@ from horae import wire
 from horae_node.core import lists, views
 from horae_node.core.decide.submit import with_expiry
 from horae_node.core.limits import burst_of
-from horae_node.core.model import AttemptError, JobSpec, Run, State
+from horae_node.core.model import AttemptError, JobSpec, Run, ScheduleRun, ScheduleSpec, State
 from horae_node.core.tables import Tombstone, follower_of, links_of, run_of, seq_bytes, trait_of
-from horae_node.translate import moment_ms
+from horae_node.translate import MISSED, OVERLAP, moment_ms
 from horae_storage.kv import View
 
 QUEUE_LOOKS_MAX: Final = 4000
@@ -185,6 +185,54 @@ def _follower_view(spec: JobSpec) -> wire.FollowerView | None:
         payload=Raw(job.payload),
         queue=job.queue,
         delay_seconds=delay_ms / 1000,
+        priority=job.priority,
+        max_attempts=job.max_attempts,
+        retry=_retry_view(*job[6:10]),
+        lease_seconds=job.lease_ms / 1000,
+        timeout_seconds=job.timeout_ms / 1000,
+        max_lost=job.max_lost,
+        ttl_seconds=None if job.ttl_ms is None else job.ttl_ms / 1000,
+        unique_key=job.unique_key,
+        concurrency_key=job.concurrency_key,
+        tags=dict(job.tags),
+        retention_seconds=job.retention_ms / 1000,
+        then=_follower_view(job),
+    )
+
+
+def schedule_view(spec: ScheduleSpec, run: ScheduleRun) -> wire.ScheduleView:
+    following = run.next
+    return wire.ScheduleView(
+        id=spec.id,
+        version=run.version,
+        cron=spec.cron,
+        every_seconds=None if spec.every_ms is None else spec.every_ms / 1000,
+        timezone=spec.timezone,
+        job=_template_view(spec.job),
+        missed=MISSED[spec.missed],
+        catch_up_seconds=spec.catch_up_ms / 1000,
+        max_catch_up=spec.max_catch_up,
+        grace_seconds=spec.grace_ms / 1000,
+        overlap=OVERLAP[spec.overlap],
+        jitter_seconds=spec.jitter_ms / 1000,
+        dst_gap=spec.dst_gap,  # type: ignore[arg-type]
+        dst_repeat=spec.dst_repeat,  # type: ignore[arg-type]
+        starts_at=None if spec.starts_ms is None else moment_text(spec.starts_ms),
+        ends_at=None if spec.ends_ms is None else moment_text(spec.ends_ms),
+        paused=run.paused_ms is not None,
+        created_at=moment_text(run.created_ms),
+        updated_at=moment_text(run.changed_ms),
+        next_nominal_time=None if following is None else moment_text(following.nominal_ms),
+        next_run_at=None if following is None else moment_text(following.fire_ms),
+        last_nominal_time=None if run.last_nominal_ms is None else moment_text(run.last_nominal_ms),
+    )
+
+
+def _template_view(job: JobSpec) -> wire.TemplateView:
+    return wire.TemplateView(
+        task=job.task,
+        payload=Raw(job.payload),
+        queue=job.queue,
         priority=job.priority,
         max_attempts=job.max_attempts,
         retry=_retry_view(*job[6:10]),

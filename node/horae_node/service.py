@@ -48,6 +48,7 @@ from horae_node.metrics import Metrics
 from horae_node.proposer import Proposer
 from horae_node.queue_rates import QueueRates
 from horae_node.raft.port import Member, Raft, RaftStatus
+from horae_node.schedules import Schedules
 from horae_node.shedding import RETRY_AFTER_S_MAX, Bounds, Crowd, Drain, Rank, shed
 from horae_node.worker_book import WorkerBook
 
@@ -169,6 +170,9 @@ class Service:
         self._membership = membership
         self._feed = feed
         self._rates = rates
+        self.schedules = Schedules(
+            raft=raft, applier=applier, proposer=proposer, session=session, wait_current=self._turns.one
+        )
         self._caught_up = False
         self.removed = False
         """This node is a member no more: it serves nothing."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import blake2b
+from typing import Final
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -17,8 +18,9 @@ from msgspec.structs import replace
 from horae import wire
 from horae_node import codec, ids
 from horae_node.core.commands import ClaimJobs, CompleteJob, FailJob, HeartbeatLease, ReleaseJob, SetQueue, SubmitJob
-from horae_node.core.model import NO_SETTINGS, Follower, JobSpec, Links, OnFailure
+from horae_node.core.model import NO_SETTINGS, Follower, JobSpec, Links, OnFailure, ScheduleSpec
 from horae_node.core.tables import linked, spec_of
+from horae_node.cron import Rule
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NULL = b"null"
@@ -117,6 +119,55 @@ def _content_hash(spec: JobSpec, payload: bytes, run_at_ms: int | None, delay_ms
     canonical = payload if len(payload) <= 4 else _encode_canonical(_decode_json(payload))
     content = canonical, *spec[:3], *spec[4:], run_at_ms, delay_ms, *links
     return blake2b(codec.pack_value(content), digest_size=16).digest()
+
+
+def schedule_rule(schedule_id: str, request: wire.ScheduleRule) -> Rule:
+    """When it triggers, as `cron` reads it."""
+    return Rule(
+        cron=request.cron,
+        every_ms=None if request.every_seconds is None else span_ms(request.every_seconds),
+        timezone=request.timezone,
+        dst_gap=request.dst_gap,
+        dst_repeat=request.dst_repeat,
+        starts_ms=None if request.starts_at is None else moment_ms(request.starts_at),
+        ends_ms=None if request.ends_at is None else moment_ms(request.ends_at),
+        seed=schedule_id,
+    )
+
+
+def schedule_spec(schedule_id: str, request: wire.ScheduleRequest) -> ScheduleSpec:
+    """The template has no id, and neither has what follows it: each trigger's job has one of its own."""
+    rule = schedule_rule(schedule_id, request)
+    return ScheduleSpec(
+        id=schedule_id,
+        cron=rule.cron,
+        every_ms=rule.every_ms,
+        timezone=rule.timezone,
+        dst_gap=rule.dst_gap,
+        dst_repeat=rule.dst_repeat,
+        starts_ms=rule.starts_ms,
+        ends_ms=rule.ends_ms,
+        jitter_ms=span_ms(request.jitter_seconds),
+        missed=MISSED.index(request.missed),
+        catch_up_ms=span_ms(request.catch_up_seconds),
+        max_catch_up=request.max_catch_up,
+        grace_ms=span_ms(request.grace_seconds),
+        overlap=OVERLAP.index(request.overlap),
+        job=submit_command(_nameless(request.job), 0).spec,
+    )
+
+
+def rule_of(spec: ScheduleSpec) -> Rule:
+    """When a stored schedule triggers."""
+    return Rule(*spec[1:8], seed=spec.id)
+
+
+def _nameless(job: wire.SubmitRequest) -> wire.SubmitRequest:
+    return replace(job, id="", then=None if job.then is None else _nameless(job.then))
+
+
+MISSED: Final[tuple[wire.MissedPolicy, ...]] = ("skip", "latest", "all")
+OVERLAP: Final[tuple[wire.OverlapPolicy, ...]] = ("allow", "skip", "queue", "cancel")
 
 
 def queue_command(name: str, patch: wire.QueuePatch) -> SetQueue:

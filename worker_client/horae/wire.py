@@ -251,6 +251,115 @@ def _require_follower(then: SubmitRequest) -> None:
             raise Contradiction("then", f"goes on for more than {THEN_JOBS_MAX} jobs")
 
 
+SCHEDULE_ID_BYTES_MAX: Final = 120
+"""A trigger's job has the schedule's id, an `@` and a moment of 24 characters as its own, and what follows it a `.then`
+each: 200 at the most."""
+MissedPolicy = Literal["skip", "latest", "all"]
+OverlapPolicy = Literal["allow", "skip", "queue", "cancel"]
+GapPolicy = Literal["after", "skip"]
+RepeatPolicy = Literal["first", "last", "both"]
+
+
+class ScheduleRule(Request, kw_only=True):
+    """When a schedule triggers."""
+
+    cron: Annotated[str, Meta(min_length=1, max_length=200, pattern=_LINE)] | None = None
+    every_seconds: Annotated[float, Meta(ge=1, le=SPAN_SECONDS_MAX)] | None = None
+    timezone: Annotated[str, Meta(min_length=1, max_length=100, pattern=_LINE)] = "UTC"
+    jitter_seconds: Annotated[float, Meta(ge=0, le=86400)] = 0
+    dst_gap: GapPolicy = "after"
+    dst_repeat: RepeatPolicy = "first"
+    starts_at: Moment | None = None
+    ends_at: Moment | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cron is None) == (self.every_seconds is None):
+            raise Contradiction("cron", "or `every_seconds` is required, and not both of them")
+        if self.every_seconds is not None and self.every_seconds * 1000 != round(self.every_seconds * 1000):
+            raise Contradiction("every_seconds", "is kept in milliseconds: give no finer part")
+        for field in ("starts_at", "ends_at"):
+            moment = getattr(self, field)
+            if moment is not None:
+                _require_moment(field, moment)
+        if self.starts_at is not None and self.ends_at is not None and self.ends_at <= self.starts_at:
+            raise Contradiction("ends_at", "is not after `starts_at`: it would never trigger")
+
+
+class ScheduleRequest(ScheduleRule, kw_only=True):
+    """`PUT /v1/schedules/{id}`. `job`: the keys of a submit, less those that each trigger has of its own."""
+
+    job: SubmitRequest
+    missed: MissedPolicy = "skip"
+    catch_up_seconds: Span = 86400
+    max_catch_up: Annotated[int, Meta(ge=1, le=100_000)] = 1000
+    grace_seconds: Span = 60
+    overlap: OverlapPolicy = "allow"
+    paused: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _require_template(self.job)
+        if self.missed == "all" and self.overlap != "allow":
+            raise Contradiction(
+                "overlap",
+                f"`{self.overlap}` contradicts `missed` `all`: triggers that are made up for come all at once, and "
+                "would overlap: use `latest`, or `allow`",
+            )
+
+
+class PreviewRequest(ScheduleRule, kw_only=True):
+    """`POST /v1/schedules/preview`: when a schedule would trigger. What else it has may be given, and is checked."""
+
+    id: JobId = "preview"
+    n: Annotated[int, Meta(ge=1, le=1000)] = 10
+    from_: Moment | None = msgspec.field(default=None, name="from")
+    job: SubmitRequest | None = None
+    missed: MissedPolicy = "skip"
+    catch_up_seconds: Span = 86400
+    max_catch_up: Annotated[int, Meta(ge=1, le=100_000)] = 1000
+    grace_seconds: Span = 60
+    overlap: OverlapPolicy = "allow"
+    paused: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.job is not None:
+            _require_template(self.job)
+
+
+class BackfillRequest(Request):
+    """`POST /v1/schedules/{id}/backfill`: the triggers from `from` on, and before `to`."""
+
+    from_: Moment = msgspec.field(name="from")
+    to: Moment
+
+    def __post_init__(self) -> None:
+        _require_moment("from", self.from_)
+        _require_moment("to", self.to)
+        if self.to <= self.from_:
+            raise Contradiction("to", "is not after `from`")
+
+
+def _require_template(job: SubmitRequest) -> None:
+    for field, why in (
+        ("id", "each trigger's job has the id `schedule@moment`"),
+        ("run_at", "a job is due when its schedule triggers"),
+        ("delay_seconds", "a job is due when its schedule triggers"),
+        ("expires_at", "give `ttl_seconds`, which counts from the trigger"),
+    ):
+        if getattr(job, field) is not None:
+            raise Contradiction(f"job/{field}", f"has no meaning in a schedule: {why}")
+    if job.after:
+        raise Contradiction("job/after", "has no meaning in a schedule: use `overlap` or `then`")
+    if job.ttl_seconds == 0:
+        raise Contradiction("job/ttl_seconds", "ends at once: no job would ever run")
+    then = job.then
+    while then is not None:
+        if then.id is not None:
+            raise Contradiction("job/then/id", "has no meaning in a schedule: each job has an id of its own")
+        then = then.then
+
+
 QUEUE_JOBS_MAX: Final = 1_000_000_000
 Limit = Annotated[int, Meta(ge=1, le=QUEUE_JOBS_MAX)]
 
@@ -468,6 +577,35 @@ class JobsQuery(ReadQuery):
     cursor: Cursor | None = None
 
 
+class SchedulesQuery(ReadQuery):
+    """`GET /v1/schedules`."""
+
+    limit: Annotated[int, Meta(ge=1, le=LIST_LIMIT_MAX)] = 50
+    cursor: Cursor | None = None
+
+
+class TriggersQuery(ReadQuery):
+    """`GET /v1/schedules/{id}/triggers`: from `from` on, and before `to`."""
+
+    from_: Moment | None = msgspec.field(default=None, name="from")
+    to: Moment | None = None
+    limit: Annotated[int, Meta(ge=1, le=LIST_LIMIT_MAX)] = 50
+    cursor: Cursor | None = None
+
+
+class NextQuery(ReadQuery):
+    """`GET /v1/schedules/{id}/next`."""
+
+    n: Annotated[int, Meta(ge=1, le=1000)] = 10
+    from_: Moment | None = msgspec.field(default=None, name="from")
+
+
+class ResumeQuery(Request):
+    """`POST /v1/schedules/{id}/resume`: with `missed` the triggers of the pause count as missed."""
+
+    missed: bool = False
+
+
 class WorkersQuery(Request):
     """`GET /v1/workers`."""
 
@@ -655,6 +793,95 @@ class QueueView(Struct):
 class QueueList(Struct):
     queues: list[QueueView]
     next_cursor: str | None
+
+
+class TemplateView(Struct):
+    """The job that each trigger makes."""
+
+    task: str
+    payload: Raw
+    queue: str
+    priority: int
+    max_attempts: int
+    retry: RetryView
+    lease_seconds: float
+    timeout_seconds: float
+    max_lost: int
+    ttl_seconds: float | None
+    unique_key: str | None
+    concurrency_key: str | None
+    tags: dict[str, str]
+    retention_seconds: float
+    then: FollowerView | None
+
+
+class ScheduleView(Struct):
+    """A schedule as it reads. `version` is what `If-Match` compares."""
+
+    id: str
+    version: int
+    cron: str | None
+    every_seconds: float | None
+    timezone: str
+    job: TemplateView
+    missed: MissedPolicy
+    catch_up_seconds: float
+    max_catch_up: int
+    grace_seconds: float
+    overlap: OverlapPolicy
+    jitter_seconds: float
+    dst_gap: GapPolicy
+    dst_repeat: RepeatPolicy
+    starts_at: str | None
+    ends_at: str | None
+    paused: bool
+    created_at: str
+    updated_at: str
+    next_nominal_time: str | None
+    next_run_at: str | None
+    last_nominal_time: str | None
+
+
+class ScheduleList(Struct):
+    schedules: list[ScheduleView]
+    next_cursor: str | None
+
+
+TriggerOutcome = Literal["ran", "skipped_overlap", "skipped_missed", "folded", "dropped_limit", "paused", "dst_skipped"]
+
+
+class TriggerView(Struct, omit_defaults=True):
+    """A line of the ledger: what became of a trigger. `state`: the job's now; left out when its record is gone."""
+
+    nominal_time: str
+    outcome: TriggerOutcome
+    job_id: str | None = None
+    state: StateName | None = None
+    why: str | None = None
+
+
+class TriggerList(Struct):
+    triggers: list[TriggerView]
+    next_cursor: str | None
+
+
+class NextTime(Struct, omit_defaults=True):
+    """`note` says what is odd about it: a local time that comes twice, or not at all."""
+
+    nominal_time: str
+    local_time: str
+    note: str | None = None
+
+
+class NextTimes(Struct):
+    times: list[NextTime]
+
+
+class BackfillAnswer(Struct):
+    """`count`: jobs that were made; of the triggers in the window, those that had run already did not again."""
+
+    count: int
+    triggers: int
 
 
 class WorkerView(Struct):

@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from horae_node import codec
 from horae_node.applier import Applier
 from horae_node.clock import Clock, ClusterClock
-from horae_node.core import machine, views
+from horae_node.core import machine, schedule_views, views
 from horae_node.core.commands import ENTRY_VERSION, AdvanceTime, ClaimJobs, Header, Nothing, OpenEpoch, ReleaseJob
 from horae_node.core.results import EntryOutcome, EpochOpened, Granted, Outcome
 from horae_node.errors import NotApplied, OutcomeUnknown
+from horae_node.leader.scheduler import Scheduler
 from horae_node.leader.waiters import Grants, Waiter, Waiters
 from horae_node.proposer import Chunk, Plan, Proposer
 from horae_node.raft.port import Raft
@@ -39,6 +40,9 @@ ARM_AFTER_MS = 1
 STAMP_MS = 5000
 """While leases run, the lease clock is written down at least so often: the next leader counts on from there, and what
 had run of a dead worker's lease since then runs again."""
+
+FIRE_AGAIN_MS = 1000
+"""Before schedules are looked at again when those that are due cannot be reckoned."""
 
 SHORT_WAIT_MS = 5
 """A claim that waited less is not worth a look at when its job fell due."""
@@ -81,6 +85,9 @@ class LeaderSession:
         self._mono_base_ms = 0
         self._deadline = machine.Deadline(None, None)
         self._advancing = False
+        self._scheduler = Scheduler(clock)
+        self._firing = False
+        self._fire_again_ms = 0
         self._stamped_ms = 0
         self._timer: asyncio.TimerHandle | None = None
         self._arming: asyncio.TimerHandle | None = None
@@ -132,7 +139,7 @@ class LeaderSession:
         self._looked_at = set()
         self._check.clear()
         self._repeats.clear()
-        self._advancing = False
+        self._advancing = self._firing = False
         self._stamped_ms = self._mono_base_ms
         self._open = True
         self._arm()
@@ -198,10 +205,14 @@ class LeaderSession:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not self._open or self._advancing:
+        if not self._open or self._advancing or self._firing:
             return
         delays = []
         self._deadline = machine.next_deadline(self._applier.view)
+        fire_ms = schedule_views.next_firing(self._applier.view)
+        if fire_ms is not None:
+            quiet_ms = self._fire_again_ms - self._clock.monotonic_ms()
+            delays.append(max(quiet_ms, min(STEP_LOOK_MS, fire_ms - self.now_ms())))
         if self._deadline.wall_ms is not None:
             delays.append(min(STEP_LOOK_MS, self._deadline.wall_ms - self.now_ms()))
         if self._deadline.lease_clock is not None:
@@ -213,7 +224,8 @@ class LeaderSession:
     def _on_due(self) -> None:
         """The moment may have come; a timer that fired too early is set again."""
         self._timer = None
-        if self._is_due(self.header()):
+        header = self.header()
+        if self._is_due(header) or self._has_fired(header):
             self._proposer.kick()
             return
         now_ms = self._clock.monotonic_ms()
@@ -225,6 +237,13 @@ class LeaderSession:
     def _is_due(self, header: Header) -> bool:
         wall, lease = self._deadline
         return (wall is not None and wall <= header.now_ms) or (lease is not None and lease <= header.lease_clock)
+
+    def _has_fired(self, header: Header) -> bool:
+        """A schedule has a trigger that has come."""
+        if self._clock.monotonic_ms() < self._fire_again_ms:
+            return False
+        fire_ms = schedule_views.next_firing(self._applier.view)
+        return fire_ms is not None and fire_ms <= header.now_ms
 
     # ------------------------------------------------------------------ planning an entry
 
@@ -239,6 +258,8 @@ class LeaderSession:
             advance = self._proposer.chunk(AdvanceTime(self._advance_limit))
             advance.future.add_done_callback(self._on_advanced)
             first.append(advance)
+        if not self._firing and self._has_fired(header):
+            first += self._fire(header)
         self._check.update(dict.fromkeys(queue for queue in ready if self.waiters.waits_on(queue)))
         last = self._ask_repeats() if self._repeats else []
         if self._check:
@@ -246,6 +267,21 @@ class LeaderSession:
             for queue in queues:
                 last += self._grants_of(queue, ready.get(queue, 0))
         return Plan(first, last)
+
+    def _fire(self, header: Header) -> list[Chunk]:
+        """The triggers of schedules that have come. The jobs that they make are granted by the next entry."""
+        chunks = [self._proposer.chunk(firing) for firing in self._scheduler.firings(self._applier.view, header.now_ms)]
+        if chunks:
+            self._firing = True
+            chunks[-1].future.add_done_callback(self._on_fired)
+        else:  # what is due cannot be reckoned here
+            self._fire_again_ms = self._clock.monotonic_ms() + FIRE_AGAIN_MS
+            self._arm_soon()
+        return chunks
+
+    def _on_fired(self, done: asyncio.Future[Sequence[Outcome]]) -> None:
+        self._firing = False
+        self._arm()
 
     def _ask_repeats(self) -> list[Chunk]:
         """Claims that were granted jobs before: they get these again, whether or not anything is ready."""

@@ -40,6 +40,7 @@ from horae_node.core.decide.submit import Batch, known_job, make_job
 from horae_node.core.model import (
     Fate,
     JobSpec,
+    Links,
     Missed,
     Occurrence,
     OnFailure,
@@ -53,8 +54,10 @@ from horae_node.core.tables import (
     ERASE,
     LEDGER,
     LEDGER_ROWS_MAX,
+    LINKS_FIELD,
     S_READY,
     after_queue,
+    follower_of,
     id_key,
     live_prefix,
     pair_bytes,
@@ -362,9 +365,19 @@ class _Firing:
 
 def _submit_of(spec: ScheduleSpec, job_id: str, nominal_ms: int | None, due_ms: int) -> SubmitJob:
     """The template as a job."""
-    template = spec.job
-    named = (job_id, *template[1:_SCHEDULE_FIELD], spec.id, nominal_ms, *template[_SCHEDULE_FIELD + 2 :])
-    return SubmitJob(spec_of(named), due_ms, 0, TRIGGER_CONTENT)
+    template = _named(spec.job, job_id)
+    made = (*template[:_SCHEDULE_FIELD], spec.id, nominal_ms, *template[_SCHEDULE_FIELD + 2 :])
+    return SubmitJob(spec_of(made), due_ms, 0, TRIGGER_CONTENT)
+
+
+def _named(template: JobSpec, job_id: str) -> JobSpec:
+    """With this id; what is to follow the job has it with a `.then` more."""
+    follower = follower_of(template)
+    plain = (job_id, *template[1:LINKS_FIELD])
+    if follower is None:
+        return spec_of(plain)
+    then = follower._replace(spec=_named(follower.spec, f"{job_id}.then"))
+    return spec_of((*plain, Links((), int(OnFailure.CANCEL), then)))
 
 
 def _live_jobs(ctx: Context, schedule_id: str) -> list[int]:

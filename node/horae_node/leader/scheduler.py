@@ -1,0 +1,81 @@
+"""What schedules ask for that has come: the commands that the leader proposes for them.
+
+Only here, and for people's questions, are calendars and zones looked at, by the leader alone: what it reckons is
+written into its commands, and the machine needs neither. A schedule whose triggers cannot be reckoned on this node (a
+zone that its data does not know) is told of, and looked at again later: it holds up no other.
+Not here: what becomes of a trigger (`core/decide/schedules.py`), calendars (`cron.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from horae_node import cron, translate
+from horae_node.clock import Clock
+from horae_node.core import schedule_views
+from horae_node.core.commands import FireSchedule
+from horae_node.core.model import Occurrence, ScheduleRun, ScheduleSpec
+from horae_node.logs import get_log
+from horae_storage.kv import View
+
+FIRINGS_MAX: Final = 150
+"""Schedules that one entry fires: some ten milliseconds of each node's loop."""
+OCCURRENCES_MAX: Final = 100
+"""Triggers of one schedule in one command: what an outage left behind is worked off in steps, others between them."""
+AGAIN_MS: Final = 10_000
+"""Before a schedule is looked at again whose triggers could not be reckoned."""
+
+log = get_log("schedules")
+
+
+class Scheduler:
+    """One for a node."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._broken: dict[str, int] = {}
+
+    def firings(self, view: View, now_ms: int) -> list[FireSchedule]:
+        """For the schedules that have been due for longest."""
+        commands = []
+        for schedule_id in schedule_views.due(view, now_ms, FIRINGS_MAX + len(self._broken)):
+            command = self._firing(view, schedule_id, now_ms)
+            if command is not None:
+                commands.append(command)
+        return commands[:FIRINGS_MAX]
+
+    def _firing(self, view: View, schedule_id: str, now_ms: int) -> FireSchedule | None:
+        again_ms = self._broken.get(schedule_id)
+        if again_ms is not None and self._clock.monotonic_ms() < again_ms:
+            return None
+        spec, run = schedule_views.schedule(view, schedule_id)
+        try:
+            command = fire_command(spec, run, now_ms)
+        except cron.CronError as error:
+            log.warning("schedule_cannot_be_reckoned", schedule=schedule_id, reason=str(error))
+            self._broken[schedule_id] = self._clock.monotonic_ms() + AGAIN_MS
+            return None
+        self._broken.pop(schedule_id, None)
+        return command
+
+
+def fire_command(spec: ScheduleSpec, run: ScheduleRun, now_ms: int) -> FireSchedule:
+    """All triggers that have come, up to `OCCURRENCES_MAX`, and the one after them. Raises: `CronError`."""
+    assert run.next is not None
+    come = [run.next]
+    while (following := next_occurrence(spec, come[-1].nominal_ms)) is not None:
+        if following.fire_ms > now_ms or len(come) == OCCURRENCES_MAX:
+            break
+        come.append(following)
+    return FireSchedule(spec.id, tuple(come), following)
+
+
+def next_occurrence(spec: ScheduleSpec, after_ms: int) -> Occurrence | None:
+    """The first one whose nominal moment is later. Raises: `CronError`."""
+    rule = translate.rule_of(spec)
+    found = cron.after(rule, after_ms)
+    if found is None:
+        return None
+    jitter_ms = cron.jitter_ms(rule, found.nominal_ms, spec.jitter_ms) if spec.jitter_ms else 0
+    note = found.note if found.kind == "dst_skipped" else ""
+    return Occurrence(found.nominal_ms, found.nominal_ms + jitter_ms, note)

@@ -1,0 +1,304 @@
+"""The facade's half for schedules: every call of the contract about them, as one coroutine.
+
+Which moments a rule names is reckoned here, where a call asks for it, or by the leader when they have come
+(`leader/scheduler.py`); what becomes of them is the machine's. Errors as of `service.py`.
+Not here: HTTP, calendars (`cron.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from contextlib import AbstractAsyncContextManager
+from typing import Final
+
+from horae import wire
+from horae_node import cron, ids, reads, translate
+from horae_node.applier import Applier
+from horae_node.core import schedule_views
+from horae_node.core.commands import (
+    BackfillSchedule,
+    Command,
+    DeleteSchedule,
+    PauseSchedule,
+    PutSchedule,
+    ResumeSchedule,
+    TriggerSchedule,
+)
+from horae_node.core.decide.schedules import TOO_OLD_FOR_SCHEDULES
+from horae_node.core.model import SCHEDULES_VERSION, Fate, Occurrence
+from horae_node.core.results import Outcome, Rejected, ScheduleChanged, Submitted, TriggersRan
+from horae_node.core.tables import trigger_id
+from horae_node.errors import NotApplied, Refused
+from horae_node.leader.scheduler import next_occurrence
+from horae_node.leader.session import LeaderSession
+from horae_node.proposer import Proposer
+from horae_node.raft.port import Raft
+from horae_node.shedding import Rank
+
+DUE_LOOKS, DUE_LOOK_S = 200, 0.01
+"""How long a change waits for what was due before it: a firing takes a few milliseconds."""
+VERSION_LOOKS, VERSION_LOOK_S = 100, 0.05
+RECKONED_A_TURN: Final = 100
+"""Occurrences reckoned before others have their turn: some milliseconds where none is known yet."""
+BACKFILL_PART: Final = 100
+"""Triggers that one command backfills."""
+FOREVER_MS: Final = 2**62
+
+_FATES: Final[tuple[wire.TriggerOutcome, ...]] = (
+    "ran",
+    "skipped_overlap",
+    "skipped_missed",
+    "folded",
+    "dropped_limit",
+    "paused",
+    "dst_skipped",
+)
+
+
+class Schedules:
+    """One for a node."""
+
+    def __init__(
+        self,
+        *,
+        raft: Raft,
+        applier: Applier,
+        proposer: Proposer,
+        session: LeaderSession,
+        wait_current: Callable[[], AbstractAsyncContextManager[None]],
+    ) -> None:
+        """`wait_current`: enter it before a reading that must not be stale, and be one of few long looks inside."""
+        self._raft = raft
+        self._applier = applier
+        self._proposer = proposer
+        self._session = session
+        self._current = wait_current
+
+    # ------------------------------------------------------------------ changes
+
+    async def put(
+        self, schedule_id: str, request: wire.ScheduleRequest, if_version: int | None
+    ) -> tuple[wire.ScheduleView, bool]:
+        """The schedule, and whether it is new. `if_version` 0: only if there is none; None: whatever there is.
+
+        Raises: `Refused` (`invalid` by field, `version`), `NotApplied`, `OutcomeUnknown`.
+        """
+        await self._wait_for_rules()
+        self._proposer.require_room(Rank.NEW)
+        require_rule(translate.schedule_rule(schedule_id, request))
+        spec = translate.schedule_spec(schedule_id, request)
+
+        def command() -> Command:
+            first = next_occurrence(spec, self._session.now_ms())
+            return PutSchedule(spec, request.paused, first, if_version)
+
+        changed = self._changed(await self._when_nothing_is_due(command), schedule_id)
+        return self._view(schedule_id), changed.created
+
+    async def delete(self, schedule_id: str) -> None:
+        """Its jobs live on. Raises: `Refused("not_found")`, `NotApplied`, `OutcomeUnknown`."""
+        self._proposer.require_room(Rank.NEW)
+        self._changed(await self._proposer.run_one(DeleteSchedule(schedule_id)), schedule_id)
+
+    async def pause(self, schedule_id: str) -> wire.ScheduleView:
+        self._proposer.require_room(Rank.NEW)
+        self._changed(await self._proposer.run_one(PauseSchedule(schedule_id)), schedule_id)
+        return self._view(schedule_id)
+
+    async def resume(self, schedule_id: str, *, missed: bool) -> wire.ScheduleView:
+        """With `missed` the triggers of the pause are dealt with now, as missed ones."""
+        self._proposer.require_room(Rank.NEW)
+
+        def command() -> Command:
+            found = self._find(schedule_id)
+            paused_ms = found.run.paused_ms
+            rewind = next_occurrence(found.spec, paused_ms - 1) if missed and paused_ms is not None else None
+            return ResumeSchedule(schedule_id, rewind)
+
+        self._changed(await self._when_nothing_is_due(command), schedule_id)
+        return self._view(schedule_id)
+
+    async def trigger(self, schedule_id: str) -> wire.JobView:
+        """A job of it now, besides its triggers. Raises: `Refused` (`not_found`, `rate_limited`)."""
+        self._proposer.require_room(Rank.NEW)
+        self._find(schedule_id)
+        job_id = f"{schedule_id}@manual-{ids.uuid7(self._session.now_ms())}"
+        outcome = await self._proposer.run_one(TriggerSchedule(schedule_id, job_id))
+        if isinstance(outcome, Rejected):
+            raise _refused(outcome, schedule_id)
+        assert isinstance(outcome, Submitted)
+        assert outcome.new is not None
+        return reads.new_job_view(outcome.new.spec, outcome.new.run)
+
+    async def backfill(self, schedule_id: str, request: wire.BackfillRequest) -> wire.BackfillAnswer:
+        """Those triggers of the window that have not run. Raises: `Refused("invalid")` for more than `max_catch_up`."""
+        self._proposer.require_room(Rank.NEW)
+        found = self._find(schedule_id)
+        from_ms, to_ms = translate.moment_ms(request.from_), translate.moment_ms(request.to)
+        if to_ms > self._session.now_ms():
+            raise Refused("invalid", "lies in the future: those triggers will come by themselves", "/to")
+        most = found.spec.max_catch_up
+        named = await _reckon(translate.rule_of(found.spec), from_ms, to_ms, most + 1)
+        if len(named) > most:
+            raise Refused("invalid", f"is too far off: there are more than {most} triggers (max_catch_up)", "/to")
+        runs = [Occurrence(one.nominal_ms, one.nominal_ms, "") for one in named if one.kind == "run"]
+        count = 0
+        for start in range(0, len(runs), BACKFILL_PART):
+            part = tuple(runs[start : start + BACKFILL_PART])
+            outcome = await self._proposer.run_one(BackfillSchedule(schedule_id, part))
+            if isinstance(outcome, Rejected):
+                raise _refused(outcome, schedule_id)
+            assert isinstance(outcome, TriggersRan)
+            count += outcome.jobs
+        return wire.BackfillAnswer(count, len(runs))
+
+    async def _when_nothing_is_due(self, command: Callable[[], Command]) -> Outcome:
+        """What was due before the change is dealt with first: the leader is at it."""
+        outcome: Outcome = await self._proposer.run_one(command())
+        for _ in range(DUE_LOOKS):
+            if not isinstance(outcome, Rejected) or outcome.code != "due":
+                return outcome
+            await asyncio.sleep(DUE_LOOK_S)
+            outcome = await self._proposer.run_one(command())
+        raise NotApplied("rate_limited", "triggers of the schedule are still being dealt with", retry_after_ms=1000)
+
+    async def _wait_for_rules(self) -> None:
+        for _ in range(VERSION_LOOKS):
+            if self._applier.meta().machine_version >= SCHEDULES_VERSION:
+                return
+            await asyncio.sleep(VERSION_LOOK_S)
+        raise Refused(TOO_OLD_FOR_SCHEDULES.code, TOO_OLD_FOR_SCHEDULES.detail)
+
+    # ------------------------------------------------------------------ readings
+
+    async def read(self, schedule_id: str, *, local: bool) -> wire.ScheduleView:
+        if not local:
+            await self._raft.read_barrier()
+        return self._view(schedule_id)
+
+    async def page(
+        self, *, limit: int, cursor: str | None, only: Collection[str] | None, local: bool
+    ) -> wire.ScheduleList:
+        """By id; `only`: those whose jobs go to these queues. A page may then have fewer: the cursor goes on."""
+        after = "" if cursor is None else _place(cursor)
+        if not local:
+            await self._raft.read_barrier()
+        async with self._current():
+            found = schedule_views.page(self._applier.view, after, limit)
+        shown = [reads.schedule_view(*one) for one in found if only is None or one.spec.job.queue in only]
+        more = len(found) == limit
+        return wire.ScheduleList(shown, reads.make_cursor(b"s", found[-1].spec.id.encode()) if more else None)
+
+    async def triggers(self, schedule_id: str, query: wire.TriggersQuery) -> wire.TriggerList:
+        """The ledger, oldest first: what became of each moment that the schedule named."""
+        from_ms = 0 if query.from_ is None else translate.moment_ms(query.from_)
+        to_ms = FOREVER_MS if query.to is None else translate.moment_ms(query.to)
+        if query.cursor is not None:
+            from_ms = max(from_ms, int.from_bytes(_cursor(b"t", query.cursor, 8), "big") + 1)
+        if query.consistency != "local":
+            await self._raft.read_barrier()
+        async with self._current():
+            found = self._find(schedule_id)
+            view = self._applier.view
+            lines = schedule_views.ledger(view, found.run, from_ms, to_ms, query.limit)
+            shown = [self._line(schedule_id, nominal_ms, *trigger) for nominal_ms, trigger in lines]
+        more = len(lines) == query.limit
+        return wire.TriggerList(shown, reads.make_cursor(b"t", lines[-1][0].to_bytes(8, "big")) if more else None)
+
+    def _line(self, schedule_id: str, nominal_ms: int, fate: int, why: str) -> wire.TriggerView:
+        line = wire.TriggerView(reads.moment_text(nominal_ms), _FATES[fate], why=why or None)
+        if fate == Fate.RAN:
+            line.job_id = trigger_id(schedule_id, nominal_ms)
+            state = schedule_views.job_state(self._applier.view, line.job_id)
+            line.state = None if state is None else reads.state_called(state)
+        return line
+
+    async def next_times(self, schedule_id: str, query: wire.NextQuery) -> wire.NextTimes:
+        """The moments that it names from then on, or from now."""
+        if query.consistency != "local":
+            await self._raft.read_barrier()
+        rule = translate.rule_of(self._find(schedule_id).spec)
+        from_ms = self._now_ms() if query.from_ is None else translate.moment_ms(query.from_)
+        return await _next_times(rule, from_ms, query.n)
+
+    async def preview(self, request: wire.PreviewRequest) -> wire.NextTimes:
+        """The same of a schedule that is not saved. Raises: `Refused("invalid")` with what is wrong with it."""
+        rule = translate.schedule_rule(request.id, request)
+        require_rule(rule)
+        from_ms = self._now_ms() if request.from_ is None else translate.moment_ms(request.from_)
+        return await _next_times(rule, from_ms, request.n)
+
+    # ------------------------------------------------------------------ inside
+
+    def queue_of(self, schedule_id: str) -> str | None:
+        """Where its jobs go; None: there is no such schedule."""
+        found = schedule_views.find(self._applier.view, schedule_id)
+        return None if found is None else found.spec.job.queue
+
+    def _now_ms(self) -> int:
+        return self._session.now_ms() if self._session.open else self._applier.meta().now_ms
+
+    def _find(self, schedule_id: str) -> schedule_views.Schedule:
+        found = schedule_views.find(self._applier.view, schedule_id)
+        if found is None:
+            raise Refused("not_found", f"there is no schedule {schedule_id!r}")
+        return found
+
+    def _view(self, schedule_id: str) -> wire.ScheduleView:
+        return reads.schedule_view(*self._find(schedule_id))
+
+    @staticmethod
+    def _changed(outcome: Outcome, schedule_id: str) -> ScheduleChanged:
+        if isinstance(outcome, Rejected):
+            raise _refused(outcome, schedule_id)
+        assert isinstance(outcome, ScheduleChanged)
+        return outcome
+
+
+def require_rule(rule: cron.Rule) -> None:
+    """Raises: `Refused("invalid")` naming the field."""
+    try:
+        cron.check(rule)
+    except cron.CronError as error:
+        raise Refused("invalid", str(error), f"/{error.field}") from error
+
+
+async def _next_times(rule: cron.Rule, from_ms: int, count: int) -> wire.NextTimes:
+    found = await _reckon(rule, from_ms, FOREVER_MS, count)
+    return wire.NextTimes(
+        [
+            wire.NextTime(reads.moment_text(one.nominal_ms), cron.local_text(rule, one.nominal_ms), one.note or None)
+            for one in found
+        ]
+    )
+
+
+async def _reckon(rule: cron.Rule, from_ms: int, to_ms: int, count: int) -> list[cron.Occurrence]:
+    """As `cron.between`, others having their turn."""
+    found: list[cron.Occurrence] = []
+    while len(found) < count:
+        part = cron.between(rule, from_ms, to_ms, min(RECKONED_A_TURN, count - len(found)))
+        found += part
+        if len(part) < RECKONED_A_TURN:
+            break
+        from_ms = part[-1].nominal_ms + 1
+        await asyncio.sleep(0)
+    return found
+
+
+def _refused(rejected: Rejected, schedule_id: str) -> Refused:
+    if rejected.code == "not_found":
+        return Refused("not_found", f"there is no schedule {schedule_id!r}")
+    return Refused(rejected.code, rejected.detail)
+
+
+def _place(cursor: str) -> str:
+    return _cursor(b"s", cursor, None).decode(errors="replace")
+
+
+def _cursor(kind: bytes, cursor: str, size: int | None) -> bytes:
+    try:
+        return reads.read_cursor(kind, cursor, size)
+    except reads.BadCursor as error:
+        raise Refused("invalid", str(error), "/cursor") from error
