@@ -38,7 +38,7 @@ ANSWER_S: Final = WAIT_SECONDS_MAX + 15.0
 PASSED_PERCENT: Final[dict[Rank, int]] = {Rank.NEW: 75, Rank.READ: 90, Rank.ENDING: 100}
 """How much of the way to the leader each rank may take: claims wait long, and endings must find room beside them."""
 
-_PASSED_HEADERS: Final = ("Content-Type", "Accept", "Authorization", "If-Match")
+_PASSED_HEADERS: Final = ("Content-Type", "Accept", "Authorization", "If-Match", "If-None-Match")
 _OWN_HEADERS: Final = (*_PASSED_HEADERS, UNLESS_REPEATED)
 """Of a request that this node makes itself: what an outsider says of claims is not passed on."""
 

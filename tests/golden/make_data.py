@@ -89,7 +89,7 @@ def history() -> list[tuple[Command, ...]]:
         (c.AdvanceTime(100), submit(_fleeting(), None, 0, b"g" * 16)),
         (submit(_linked("waits", ("follower", "fleeting")), None, 0, b""),),
         (c.DeleteJob("first"), c.AdvanceTime(100)),
-        (submit(make_spec("last-of-3", tags=(("a", "b"),), schedule_id="s", nominal_ms=1), None, 0, b""),),
+        (submit(make_spec("last-of-3", tags=(("a", "b"),)), None, 0, b""),),
     ]
 
 

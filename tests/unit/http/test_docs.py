@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 from horae import wire
-from horae_http import admin, events, jobs, members, queues, workers
+from horae_http import admin, events, jobs, members, queues, schedules, workers
 from horae_http.errors import KINDS
 
 PAGE = (Path(__file__).parents[3] / "docs" / "contract.md").read_text(encoding="utf-8")
-TABLES = (jobs.ROUTES, workers.ROUTES, queues.ROUTES, events.ROUTES, members.ROUTES)
+TABLES = (jobs.ROUTES, workers.ROUTES, queues.ROUTES, events.ROUTES, schedules.ROUTES, members.ROUTES)
 ROUTES = (*(route for table in TABLES for route in table), *admin.routes(lambda: b"", lambda: b""))
 
 

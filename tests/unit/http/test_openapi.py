@@ -12,7 +12,15 @@ from tests.unit.http.conftest import Node
 from horae import wire
 
 # What docs/contract.md names of this version's calls.
+SCHEDULE = "/v1/schedules/{id}"
 PUBLISHED = {
+    ("put", SCHEDULE),
+    ("get", SCHEDULE),
+    ("delete", SCHEDULE),
+    ("get", "/v1/schedules"),
+    ("post", "/v1/schedules/preview"),
+    *(("post", f"{SCHEDULE}/{verb}") for verb in ("pause", "resume", "trigger", "backfill")),
+    *(("get", f"{SCHEDULE}/{noun}") for noun in ("triggers", "next")),
     ("post", "/v1/jobs"),
     ("get", "/v1/jobs"),
     ("post", "/v1/jobs/batch"),

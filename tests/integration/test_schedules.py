@@ -1,0 +1,193 @@
+"""The contract of schedules (docs/contract.md), from outside, on three real nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from tests.helpers.api import Answer
+from tests.helpers.cluster import Cluster
+from tests.helpers.story import Queue, require_problem
+
+pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
+
+FAR = "2200-01-01T00:00:00Z"
+
+
+async def put(q: Queue, **keys: Any) -> Answer:
+    """The schedule that is called as the queue is."""
+    job = {"task": "t", "queue": q.name} | keys.pop("job", {})
+    return await q.call("PUT", f"/v1/schedules/{q.name}", {"job": job} | keys)
+
+
+async def put_if(q: Queue, header: str, value: str) -> Answer:
+    """Another rule for it, on a condition."""
+    body = json.dumps({"cron": "0 4 * * *", "job": {"task": "t", "queue": q.name}}).encode()
+    headers = {"Content-Type": "application/json", header: value}
+    return await q.api.send("PUT", f"{q.url}/v1/schedules/{q.name}", body, headers)
+
+
+async def get(q: Queue, path: str = "") -> Any:
+    return (await q.call("GET", f"/v1/schedules/{q.name}{path}")).expect(200)
+
+
+async def post(q: Queue, verb: str, body: Any = None) -> Answer:
+    return await q.call("POST", f"/v1/schedules/{q.name}/{verb}", body)
+
+
+async def ledger(q: Queue, at_least: int) -> list[Any]:
+    """The lines of the ledger, once there are so many."""
+    async with asyncio.timeout(30):
+        while True:
+            lines: list[Any] = (await get(q, "/triggers?limit=1000"))["triggers"]
+            if len(lines) >= at_least:
+                return lines
+            await asyncio.sleep(0.1)
+
+
+def text(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+async def test_each_trigger_makes_one_job_over_a_change_of_leader(any_q: Queue, cluster: Cluster) -> None:
+    q = any_q
+    made = (await put(q, every_seconds=1, job={"payload": {"n": [1]}, "tags": {"k": "v"}})).expect(201)
+    assert (made["paused"], made["missed"], made["job"]["payload"]) == (False, "skip", {"n": [1]})
+    await ledger(q, 2)
+    follower = await cluster.follower()
+    (await q.call("POST", "/v1/cluster/leader", {"node": follower.name})).expect(200)
+    seen = len(await ledger(q, 2))
+    lines = await ledger(q, seen + 2)
+    moments = [datetime.fromisoformat(line["nominal_time"]) for line in lines]
+    assert {later - earlier for earlier, later in pairwise(moments)} == {timedelta(seconds=1)}
+    assert all(moment.microsecond == 0 for moment in moments)
+    assert {line["outcome"] for line in lines} == {"ran"}
+    assert [line["job_id"] for line in lines] == [f"{q.name}@{line['nominal_time']}" for line in lines]
+    jobs = (await q.call("GET", f"/v1/jobs?schedule_id={q.name}&limit=1000")).expect(200)["jobs"]
+    found = {job["id"]: job for job in jobs}
+    assert {line["job_id"] for line in lines} <= found.keys()
+    for line in lines:
+        job = found[line["job_id"]]
+        assert (job["nominal_time"], job["run_at"]) == (line["nominal_time"], line["nominal_time"])
+        assert job["created_at"] >= line["nominal_time"] > made["created_at"]
+    (claimed,) = await q.claim()
+    assert (claimed["schedule_id"], claimed["nominal_time"]) == (q.name, lines[0]["nominal_time"])
+    (await q.call("DELETE", f"/v1/schedules/{q.name}")).expect(204)
+    require_problem(await q.call("GET", f"/v1/schedules/{q.name}"), 404, "not_found")
+    count = len((await q.call("GET", f"/v1/jobs?schedule_id={q.name}&limit=1000")).expect(200)["jobs"])
+    await asyncio.sleep(1.5)
+    assert len((await q.call("GET", f"/v1/jobs?schedule_id={q.name}&limit=1000")).expect(200)["jobs"]) == count
+
+
+async def test_a_version_guards_a_replace_and_a_repeat_changes_nothing(any_q: Queue) -> None:
+    q = any_q
+    first = await put(q, cron="0 3 * * *", timezone="Europe/Berlin")
+    made = first.expect(201)
+    assert first.headers["Etag"] == f'"{made["version"]}"'
+    assert (await put(q, cron="0 3 * * *", timezone="Europe/Berlin")).expect(200)["version"] == made["version"]
+    require_problem(await put_if(q, "If-Match", f'"{made["version"] - 1}"'), 412, "version")
+    require_problem(await put_if(q, "If-None-Match", "*"), 412, "version")
+    require_problem(await put_if(q, "If-Match", "new"), 422, "invalid")
+    changed = (await put_if(q, "If-Match", f'"{made["version"]}"')).expect(200)
+    assert changed["version"] > made["version"]
+    assert (changed["cron"], changed["timezone"], changed["created_at"]) == ("0 4 * * *", "UTC", made["created_at"])
+    listed = (await q.call("GET", "/v1/schedules?limit=1000")).expect(200)["schedules"]
+    assert q.name in [schedule["id"] for schedule in listed]
+
+
+async def test_a_pause_lets_triggers_go_by_and_says_so(any_q: Queue) -> None:
+    q = any_q
+    (await put(q, every_seconds=1, paused=True, missed="all", grace_seconds=0)).expect(201)
+    lines = await ledger(q, 2)
+    assert {line["outcome"] for line in lines} == {"paused"}
+    assert (await post(q, "resume?missed=true")).expect(200)["paused"] is False
+    made_up = await ledger(q, len(lines) + 1)
+    assert {line["outcome"] for line in made_up} == {"ran"}
+    assert (await post(q, "pause")).expect(200)["paused"] is True
+    assert (await post(q, "pause")).expect(200)["paused"] is True
+    again = await ledger(q, len(made_up) + 2)
+    assert again[-1]["outcome"] == "paused"
+    assert (await post(q, "resume")).expect(200)["paused"] is False
+    (await q.call("DELETE", f"/v1/schedules/{q.name}")).expect(204)
+
+
+async def test_overlap_is_kept(any_q: Queue) -> None:
+    q = any_q
+    (await put(q, every_seconds=1, overlap="queue")).expect(201)
+    first = await q.claim_one()
+    lines = await ledger(q, 4)
+    assert [line["outcome"] for line in lines[:3]] == ["ran", "ran", "skipped_overlap"]
+    assert lines[1]["state"] == "pending"
+    assert lines[2]["why"]
+    await q.end("complete", first)
+    assert (await q.claim_one())["id"] == lines[1]["job_id"]
+    (await q.call("DELETE", f"/v1/schedules/{q.name}")).expect(204)
+
+
+async def test_a_job_by_hand_and_triggers_after_the_fact(any_q: Queue) -> None:
+    q = any_q
+    (await put(q, cron="0 * * * *", job={"then": {"task": "after", "queue": q.name}})).expect(201)
+    job = (await post(q, "trigger")).expect(201)
+    assert (job["schedule_id"], job["nominal_time"], job["state"]) == (q.name, None, "ready")
+    claimed = await q.claim_one()
+    assert claimed["id"] == job["id"]
+    await q.end("complete", claimed)
+    follower = await q.claim_one()
+    assert (follower["task"], follower["id"]) == ("after", f"{job['id']}.then")
+    await q.end("complete", follower)
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    window = {"from": text(now - timedelta(hours=3)), "to": text(now - timedelta(minutes=1))}
+    assert (await post(q, "backfill", window)).expect(200) == {"count": 3, "triggers": 3}
+    assert (await post(q, "backfill", window)).expect(200) == {"count": 0, "triggers": 3}
+    lines = (await get(q, f"/triggers?from={window['from']}&to={window['to']}"))["triggers"]
+    assert [(line["outcome"], line["why"]) for line in lines] == [("ran", "backfill")] * 3
+    jobs = await q.claim(max_jobs=10)
+    assert [job["id"] for job in jobs] == [line["job_id"] for line in lines]
+    future = {"from": text(now), "to": FAR}
+    require_problem(await post(q, "backfill", future), 422, "invalid")
+
+
+async def test_what_comes_next_is_shown_with_what_is_odd(any_q: Queue) -> None:
+    q = any_q
+    spec = {"cron": "30 2 * * *", "timezone": "Europe/Berlin"}
+    (await put(q, **spec)).expect(201)
+    query = "?n=3&from=2027-03-27T00:00:00Z"
+    times = (await get(q, f"/next{query}"))["times"]
+    assert [time["nominal_time"] for time in times] == [
+        "2027-03-27T01:30:00.000Z",
+        "2027-03-28T01:00:00.000Z",
+        "2027-03-29T00:30:00.000Z",
+    ]
+    assert [bool(time.get("note")) for time in times] == [False, True, False]
+    body = spec | {"n": 3, "from": "2027-03-27T00:00:00Z"}
+    assert (await q.call("POST", "/v1/schedules/preview", body)).expect(200)["times"] == times
+
+
+@pytest.mark.parametrize(
+    ("keys", "pointer"),
+    [
+        ({}, "/cron"),
+        ({"cron": "* * * * *", "every_seconds": 5}, "/cron"),
+        ({"cron": "61 * * * *"}, "/cron"),
+        ({"cron": "0 0 30 2 *"}, "/cron"),
+        ({"every_seconds": 0.5}, "/every_seconds"),
+        ({"cron": "@hourly", "timezone": "Mars/Olympus"}, "/timezone"),
+        ({"cron": "@hourly", "missed": "all", "overlap": "skip"}, "/overlap"),
+        ({"cron": "@hourly", "missed": "sometimes"}, "/missed"),
+        ({"cron": "@hourly", "starts_at": FAR, "ends_at": "2199-01-01T00:00:00Z"}, "/ends_at"),
+        ({"cron": "@hourly", "job": {"id": "x"}}, "/job/id"),
+        ({"cron": "@hourly", "job": {"run_at": FAR}}, "/job/run_at"),
+        ({"cron": "@hourly", "job": {"priority": 101}}, "/job/priority"),
+        ({"cron": "@hourly", "jitter": 3}, "/jitter"),
+    ],
+)
+async def test_what_could_never_work_is_refused_by_name(q: Queue, keys: dict[str, Any], pointer: str) -> None:
+    refused = await put(q, **keys)
+    require_problem(refused, 422, "invalid")
+    assert re.sub("/errors.*", "", refused.body["errors"][0]["pointer"]) == pointer
+    require_problem(await q.call("GET", f"/v1/schedules/{q.name}"), 404, "not_found")
