@@ -28,11 +28,19 @@ _SAFE_IN_PATH = "@:!$&'()*+,;=-._~"
 async def submit_job(service: Service, call: Call) -> Answer:
     request: wire.SubmitRequest = call.body
     settle_payloads(call, request)
+    if request.after:
+        await _require_own_parents(service, call, request)
     view, created = await service.submit(request)
     if not created:
         return codec.answer(200, view, call.packed_out)
     location = b"Location: /v1/jobs/%s\r\n" % quote(view.id, safe=_SAFE_IN_PATH).encode()
     return codec.answer(201, view, call.packed_out, location)
+
+
+async def _require_own_parents(service: Service, call: Call, job: wire.SubmitRequest) -> None:
+    """A token that is held to queues cannot ask after jobs of others. Raises: `Failure("forbidden")`."""
+    for job_id in job.after:
+        await require_own_job(service, call, job_id)
 
 
 def settle_payloads(call: Call, job: wire.SubmitRequest, prefix: str = "") -> None:
@@ -128,12 +136,10 @@ async def submit_batch(service: Service, call: Call) -> Answer:
         prefix = f"/jobs/{position}" if batch.atomic else ""
         if turn.is_over(job.payload):
             await asyncio.sleep(0)
-        if held:
-            call.holder.require_queue(job.queue, f"/jobs/{position}/queue")
         try:
-            codec.settle(job, "payload", call.packed_in, wire.PAYLOAD_BYTES_MAX, prefix)
-            if job.then is not None:
-                _settle_followers(call, job, prefix)
+            settle_payloads(call, job, prefix)
+            if held:
+                await _require_own_parents(service, call, job)
         except Failure as failure:
             if batch.atomic:
                 raise

@@ -15,7 +15,16 @@ from typing import NamedTuple, Protocol
 
 from horae_node import codec
 from horae_node.clock import Clock
-from horae_node.core.commands import Command, Header, SubmitJob
+from horae_node.core.commands import (
+    Command,
+    CompleteJob,
+    FailJob,
+    Header,
+    HeartbeatLease,
+    ReleaseJob,
+    SetQueue,
+    SubmitJob,
+)
 from horae_node.core.results import EntryOutcome, Outcome, Rejected
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.raft.port import ENTRY_BYTES_MAX, Raft
@@ -47,6 +56,7 @@ STUCK_RETRY_S = 5
 _STUCK = shed("no majority of the nodes stores anything at the moment: nothing was done", STUCK_RETRY_S)
 
 _SUBMITS = {SubmitJob}
+_ENDINGS = frozenset({HeartbeatLease, CompleteJob, FailJob, ReleaseJob, SetQueue})
 
 
 def _too_large(size_bytes: int) -> str:
@@ -128,6 +138,8 @@ class Proposer:
         self._clock = clock
         self._observe_commit_ms = observe_commit_ms
         self._session: Session | None = None
+        self._endings: deque[Chunk] = deque()
+        """What leaves before all else that waits."""
         self._queue: deque[Chunk] = deque()
         self._queued_commands = 0
         self._queued_bytes = 0
@@ -211,15 +223,16 @@ class Proposer:
 
     async def wait_idle(self) -> None:
         """Until the outcome of every entry is known, and of what came of them."""
-        while self._in_flight or self._queue:
+        while self._in_flight or self._queue or self._endings:
             await self._idle.wait()
             for _ in range(3):  # those who waited for an outcome may have more to say
                 await asyncio.sleep(0)
 
     def fail_queued(self, error: NotApplied) -> None:
         """Leadership is gone: what has not left never will."""
-        while self._queue:
-            self._settle(self._queue.popleft(), error)
+        for line in (self._endings, self._queue):
+            while line:
+                self._settle(line.popleft(), error)
         self._queued_commands = self._queued_bytes = 0
 
     # ------------------------------------------------------------------ inside
@@ -242,8 +255,12 @@ class Proposer:
             blobs.append(blob)
             size += len(blob)
         chunks.append(Chunk(commands[begun:], blobs, size, due_now))
+        if self._in_flight and not self._queued_commands:
+            self._commands_drain.begin()
+            self._bytes_drain.begin()
+        line = self._endings if type(commands[0]) in _ENDINGS else self._queue
         for chunk in chunks:
-            self._queue.append(chunk)
+            line.append(chunk)
             self._queued_commands += len(chunk.blobs)
             self._queued_bytes += chunk.size_bytes
         self.kick()
@@ -265,18 +282,23 @@ class Proposer:
         return not self._in_flight or (self._in_flight < IN_FLIGHT_MAX and self._queued_bytes >= ALONE_BYTES_MAX)
 
     def _take(self) -> tuple[list[Chunk], dict[str, int]]:
-        """Chunks for one entry, in order, and the jobs per queue that they make ready."""
+        """Chunks for one entry, in order, and the jobs per queue that they make ready.
+
+        Endings first: behind a full queue a heartbeat would wait for longer than its lease has left. They are no more
+        than the work in hand, so that new work has its turn.
+        """
         room = GATHERED_BYTES_MAX
         taken: list[Chunk] = []
         due_now: dict[str, int] = {}
-        while self._queue and (not taken or self._queue[0].size_bytes <= room):
-            chunk = self._queue.popleft()
-            taken.append(chunk)
-            room -= chunk.size_bytes
-            self._queued_commands -= len(chunk.blobs)
-            self._queued_bytes -= chunk.size_bytes
-            for queue, count in (chunk.due_now or {}).items():
-                due_now[queue] = due_now.get(queue, 0) + count
+        for line in (self._endings, self._queue):
+            while line and (not taken or line[0].size_bytes <= room):
+                chunk = line.popleft()
+                taken.append(chunk)
+                room -= chunk.size_bytes
+                self._queued_commands -= len(chunk.blobs)
+                self._queued_bytes -= chunk.size_bytes
+                for queue, count in (chunk.due_now or {}).items():
+                    due_now[queue] = due_now.get(queue, 0) + count
         return taken, due_now
 
     def _propose(self, header: Header, chunks: list[Chunk]) -> None:
@@ -291,8 +313,6 @@ class Proposer:
                 self._settle(chunk, error)
             return
         self._in_flight += 1
-        self._commands_drain.begin()
-        self._bytes_drain.begin()
         self._idle.clear()
         begun_ms = self._clock.monotonic_ms()
         timer = self._loop.call_later(COMMIT_DEADLINE_MS / 1000, self._on_overdue, chunks)
@@ -321,8 +341,7 @@ class Proposer:
             entry = done.result()
             assert isinstance(entry, EntryOutcome)
             self._observe_commit_ms(self._clock.monotonic_ms() - begun_ms)
-            self._commands_drain.took(len(entry.outcomes))
-            self._bytes_drain.took(sum(chunk.size_bytes for chunk in chunks))
+            self._note_drained(len(entry.outcomes), sum(chunk.size_bytes for chunk in chunks))
             self._share_out(entry.outcomes, chunks)
         if not self._in_flight:
             self._on_idle()
@@ -332,6 +351,15 @@ class Proposer:
         self._commands_drain.pause()
         self._bytes_drain.pause()
         self._idle.set()
+
+    def _note_drained(self, commands: int, size_bytes: int) -> None:
+        """Only while more waits: how fast a few callers ask says nothing of how fast many are served."""
+        if self._queued_commands:
+            self._commands_drain.took(commands)
+            self._bytes_drain.took(size_bytes)
+        else:
+            self._commands_drain.pause()
+            self._bytes_drain.pause()
 
     def _share_out(self, outcomes: tuple[Outcome, ...], chunks: list[Chunk]) -> None:
         first = outcomes[0]

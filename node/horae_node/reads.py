@@ -276,7 +276,7 @@ def job_view(view: View, seq: int, clocks: Clocks) -> wire.JobView:
         job.progress = Raw(progress)
     if state == _SUCCEEDED and (result := views.result(view, seq)) is not None:
         job.result = Raw(result)
-    if failures or job.lost or links_of(spec) is not None:
+    if failures or job.lost or (token and not job.attempt) or links_of(spec) is not None:
         job.errors = [_error_view(error) for error in views.errors(view, seq)]
         job.last_error = job.errors[-1] if job.errors else None
     if state == _RUNNING:

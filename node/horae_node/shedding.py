@@ -79,8 +79,11 @@ class Drain:
             self._since_s = self._clock.monotonic()
 
     def took(self, units: int) -> None:
-        """So much was done since the last word."""
+        """So much was done since the last word. What was begun before anybody counted is not counted."""
         now_s = self._clock.monotonic()
+        if self._since_s is None:
+            self._since_s = now_s
+            return
         self._units, self._busy_s = self._faded(now_s)
         self._units += units
         self._since_s = now_s

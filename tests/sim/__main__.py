@@ -35,6 +35,11 @@ FLOORS_PER_HOUR = {
     "submit info": 5,
     "granted after others": 50,
     "brought forth": 30,
+    "trigger ran": 200,
+    "trigger folded": 2,
+    "trigger skipped_missed": 5,
+    "trigger skipped_overlap": 50,
+    "trigger paused": 20,
     "submits of jobs whose record may be gone": 50,
 }
 """Less than this in an hour of a run of some hours proves nothing. Measured: several times as much."""

@@ -34,6 +34,10 @@ NO_LIMITS: Final = wire.QueuePatch(
 KEEP_SECONDS: Final = 1_000_000
 """Retention: the record of every job is there to be judged at the end."""
 
+SCHEDULES: Final = 2
+SCHEDULE_US: Final = 60 * SECOND
+"""How long a schedule triggers: all of it is over when the run ends."""
+
 READ_EVERY_US: Final = SECOND // 2
 
 _UNIX = datetime(1970, 1, 1, tzinfo=UTC)
@@ -61,6 +65,8 @@ class Job:
     """Somebody asked to run it now."""
     parent: Job | None = None
     """The job whose success brings it forth; nobody submits it."""
+    scheduled: bool = False
+    """A schedule made it."""
     fleeting: bool = False
     """Its record goes as soon as it is finished, and its submitter asks once more, late."""
 
@@ -93,6 +99,8 @@ class Workload:
         self.ids = ids
         self.book: dict[str, Job] = {}
         self.names: list[str] = []
+        self.schedules: dict[str, list[Call]] = {}
+        """By schedule: the calls that made it."""
         self.calm = False
         self.closing = False
         self._good: dict[str, str] = {}
@@ -112,6 +120,8 @@ class Workload:
             self._run(self._reader(f"r{number}"))
         self._run(self._operator("o0"))
         self._run(self._limiter("l0"))
+        for number in range(SCHEDULES):
+            self._run(self._planner(f"c{number}"))
 
     # ------------------------------------------------------------------ submitters
 
@@ -215,10 +225,15 @@ class Workload:
         return None
 
     def _note_grant(self, name: str, call: Call, asked_us: int, claimed: wire.ClaimedJob) -> tuple[Job, Grant]:
-        job = self.book[claimed.id]
+        job = self.book.get(claimed.id) or self._note_scheduled(claimed)
         grant = Grant(call, asked_us, name, claimed.lease_token, claimed.attempt, int(claimed.lease_seconds * SECOND))
         job.grants.append(grant)
         return job, grant
+
+    def _note_scheduled(self, claimed: wire.ClaimedJob) -> Job:
+        request = wire.SubmitRequest(task=claimed.task, id=claimed.id, queue=claimed.queue)
+        job = self.book[claimed.id] = Job(claimed.id, request, None, 0, scheduled=True)
+        return job
 
     def _work(self, name: str, held: list[tuple[Job, Grant]]) -> Script:
         rng = self.rng
@@ -315,6 +330,37 @@ class Workload:
                     yield self._backoff_us()
             yield 5 * SECOND
 
+    def _planner(self, name: str) -> Script:
+        """Makes one schedule, and pauses and resumes it."""
+        rng = self.rng
+        yield int(20 * SECOND * rng.random())
+        missed = rng.choice(("skip", "latest", "all"))
+        template = wire.SubmitRequest(
+            task="t", queue=rng.choice(QUEUES), lease_seconds=2.0, retention_seconds=KEEP_SECONDS
+        )
+        request = wire.ScheduleRequest(
+            every_seconds=rng.choice((1.0, 2.0, 5.0)),
+            job=template,
+            missed=missed,
+            overlap="allow" if missed == "all" else rng.choice(("allow", "skip", "queue", "cancel")),
+            grace_seconds=rng.choice((0.0, 1.0, 10.0)),
+            catch_up_seconds=rng.choice((3.0, 100.0)),
+            max_catch_up=rng.choice((2, 1000)),
+            jitter_seconds=rng.choice((0.0, 0.5)),
+            ends_at=_UNIX + timedelta(milliseconds=self.world.true_wall_ms() + SCHEDULE_US // MILLISECOND),
+        )
+        calls = self.schedules[name] = []
+        while True:
+            call: Call = yield self._ask(name, "put schedule", _putting(name, request), note=calls)
+            if call.how in (OK, REFUSED) or rng.random() < 0.05:
+                break
+            yield self._backoff_us()
+        while not self.closing and rng.random() < 0.8:
+            yield int(10 * SECOND * rng.random())
+            yield self._ask(name, "pause", _pausing(name))
+            yield int(5 * SECOND * rng.random())
+            yield self._ask(name, "resume", _resuming(name, missed=rng.random() < 0.5))
+
     def _some_job(self) -> str:
         """A recent one, mostly."""
         back = int(self.rng.expovariate(0.1))
@@ -384,6 +430,18 @@ def _limiting(queue: str, patch: wire.QueuePatch) -> Ask:
 
 def _submitting(job: Job) -> Ask:
     return lambda service: service.submit(job.request)
+
+
+def _putting(schedule_id: str, request: wire.ScheduleRequest) -> Ask:
+    return lambda service: service.schedules.put(schedule_id, request, None)
+
+
+def _pausing(schedule_id: str) -> Ask:
+    return lambda service: service.schedules.pause(schedule_id)
+
+
+def _resuming(schedule_id: str, *, missed: bool) -> Ask:
+    return lambda service: service.schedules.resume(schedule_id, missed=missed)
 
 
 def _reading(job_id: str) -> Ask:

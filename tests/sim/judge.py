@@ -15,12 +15,12 @@ from tests.sim.clients import PER_KEY_MAX, Job
 from tests.sim.world import MILLISECOND, SECOND, World
 
 from horae.wire import Event
-from horae_node.core import views
+from horae_node.core import schedule_views, views
 from horae_node.core.digest import every_row
 from horae_node.core.invariants import check_invariants
-from horae_node.core.model import FINISHED, JobSpec, Run, State
+from horae_node.core.model import FINISHED, Fate, JobSpec, Run, State
 from horae_node.core.results import EntryOutcome, Granted, Rejected, Submitted
-from horae_node.core.tables import RUN, SPEC, group_id, group_row_of, queue_keys, run_of, spec_of
+from horae_node.core.tables import RUN, SPEC, group_id, group_row_of, queue_keys, run_of, spec_of, trigger_id
 from horae_node.events import Told
 from horae_node.feed import LAST, Feed, Ring
 from horae_storage.kv import View
@@ -48,9 +48,10 @@ DRIFT: Final = 0.002
 
 
 class Judge:
-    def __init__(self, world: World, book: dict[str, Job]) -> None:
+    def __init__(self, world: World, book: dict[str, Job], schedules: dict[str, list[Call]]) -> None:
         self.world = world
         self.book = book
+        self.schedules = schedules
         self.findings: list[str] = []
         self.digest = 0
         """Of everything that happened: equal for equal runs."""
@@ -147,6 +148,8 @@ class Judge:
             if row is None or group_row_of(row).running > PER_KEY_MAX:
                 self.report(f"{spec.id} was granted beside others of its key: {row} [S21]")
             self.count("granted by key")
+        if spec.nominal_ms is not None and self.world.true_wall_ms() < spec.nominal_ms - AHEAD_MS:
+            self.report(f"{spec.id} was granted before its time [S11]")
         job = self.book.get(spec.id)
         if job is not None and not job.hurried and not job.requeues:
             self._check_due(job)
@@ -213,9 +216,11 @@ class Judge:
             self.report(f"{node_id} is at index {reached}, {self.max_applied} was applied once [S1, S20]")
         jobs = _jobs_of(view)
         self.count("lost leases", sum(run.lost for _, run in jobs.values()))
-        for job_id in jobs:
-            if job_id not in self.book:
+        for job_id, (spec, _) in jobs.items():
+            if job_id not in self.book and spec.schedule_id not in self.schedules:
                 self.report(f"{job_id} is there, nobody submitted it [S2]")
+        for schedule_id, calls in self.schedules.items():
+            self._check_schedule(view, schedule_id, calls, jobs)
         for job in self.book.values():
             found = jobs.get(job.job_id)
             self._check_job(job, found)
@@ -234,6 +239,35 @@ class Judge:
                     self.report(f"{node_id} tells {event}, another node {shown[event.id]} [S23]")
         self.count("events", len(shown))
 
+    def _check_schedule(
+        self, view: View, schedule_id: str, calls: list[Call], jobs: dict[str, tuple[JobSpec, Run]]
+    ) -> None:
+        """[S10, S13]: each moment that it names is in the ledger, once, and has its job exactly where that says so."""
+        found = schedule_views.find(view, schedule_id)
+        if found is None:
+            if any(call.how == OK for call in calls):
+                self.report(f"schedule {schedule_id} was acknowledged and is gone [S1]")
+            return
+        spec, run = found
+        assert spec.every_ms is not None
+        assert spec.ends_ms is not None
+        until_ms = spec.ends_ms + 1 if run.next is None else run.next.nominal_ms
+        if run.next is not None and run.next.fire_ms <= views.meta(view).now_ms - SILENCE_MS:
+            self.report(f"schedule {schedule_id} still has {run.next} before it [L3]")
+        lines = schedule_views.ledger(view, run, 0, 2**62, 10_000)
+        first_ms = min((nominal_ms for nominal_ms, _ in lines), default=until_ms)
+        if first_ms > run.created_ms + spec.every_ms:
+            self.report(f"schedule {schedule_id}, made at {run.created_ms}, begins at {first_ms} [S10]")
+        wanted = list(range(first_ms, until_ms, spec.every_ms))
+        if [nominal_ms for nominal_ms, _ in lines] != wanted:
+            self.report(f"the ledger of {schedule_id} has {[line[0] for line in lines]}, expected {wanted} [S10]")
+        ran = {trigger_id(schedule_id, nominal_ms) for nominal_ms, line in lines if line.fate == Fate.RAN}
+        made = {job_id for job_id, (job, _) in jobs.items() if job.schedule_id == schedule_id}
+        if ran != made:
+            self.report(f"{schedule_id}: {sorted(ran ^ made)} [S10]")
+        for _, line in lines:
+            self.count(f"trigger {Fate(line.fate).name.lower()}")
+
     def _check_job(self, job: Job, found: tuple[JobSpec, Run] | None) -> None:
         self._check_fences(job)
         if job.fleeting:
@@ -242,7 +276,11 @@ class Judge:
             if job.acknowledged is not None and not job.fleeting:
                 self.report(f"{job.job_id} was acknowledged and is gone [S1]")
             return
-        if job.parent is None and all(call.how in (FAIL, REFUSED) and call.end_us for call in job.submits):
+        if (
+            job.parent is None
+            and not job.scheduled
+            and all(call.how in (FAIL, REFUSED) and call.end_us for call in job.submits)
+        ):
             self.report(f"{job.job_id} is there, though its submit surely failed [S2]")
         run = found[1]
         if run.state not in FINISHED:

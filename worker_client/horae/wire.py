@@ -232,6 +232,8 @@ def _require_links(request: SubmitRequest) -> None:
             raise Contradiction(f"after/{position}", "is the job itself, which would never run")
     if request.then is not None:
         _require_follower(request.then)
+        if request.id is not None and request.then.id == request.id:
+            raise Contradiction("then/id", "is that of the job before: one id is one job")
 
 
 def _require_follower(then: SubmitRequest) -> None:
@@ -423,6 +425,10 @@ class FailRequest(Request):
     error: ErrorBody
     retry: bool = True
     retry_in_seconds: Span | None = None
+
+    def __post_init__(self) -> None:
+        if not self.retry and self.retry_in_seconds is not None:
+            raise Contradiction("retry_in_seconds", "has no meaning where `retry` is false: leave it out")
 
 
 class ReleaseRequest(Request):

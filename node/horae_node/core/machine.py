@@ -46,7 +46,7 @@ from horae_node.core.commands import (
     TriggerSchedule,
 )
 from horae_node.core.context import Context
-from horae_node.core.decide.advance import HOUSEKEEPING, HOUSEKEEPING_SHARE, URGENT
+from horae_node.core.decide.advance import HOUSEKEEPING, HOUSEKEEPING_MAX, HOUSEKEEPING_SHARE, URGENT
 from horae_node.core.decide.claim import decide_claim
 from horae_node.core.decide.epoch import STALE_EPOCH, decide_nothing, decide_open_epoch
 from horae_node.core.decide.finish import decide_complete, decide_fail, decide_release
@@ -174,6 +174,8 @@ def _advance(ctx: Context, command: AdvanceTime) -> Advanced:
     limit = command.limit
     items = 0
     for phases, reserve in ((URGENT, limit // HOUSEKEEPING_SHARE), (HOUSEKEEPING, 0)):
+        if phases is HOUSEKEEPING and ctx.links:
+            limit = min(limit, items + HOUSEKEEPING_MAX)
         for decide in phases:
             left = limit - reserve - items
             if left <= 0:

@@ -93,7 +93,9 @@ async def test_a_token_of_any_letters_is_known_by_its_utf8(guarded: Node) -> Non
     ("method", "path", "body", "pointers"),
     [
         ("POST", "/v1/jobs", {"task": "t"}, ["/queue"]),
-        ("POST", "/v1/jobs/batch", {"jobs": [{"task": "t", "queue": "mail"}, {"task": "t"}]}, ["/jobs/1/queue"]),
+        ("POST", "/v1/jobs/batch", {"jobs": [{"task": "t"}], "atomic": True}, ["/jobs/0/queue"]),
+        ("POST", "/v1/jobs", {"task": "t", "queue": "mail", "then": {"task": "t"}}, ["/then/queue"]),
+        ("POST", "/v1/jobs", {"task": "t", "queue": "mail", "after": ["d"]}, []),
         ("GET", "/v1/jobs", None, ["/queue"]),
         ("GET", "/v1/jobs?queue=default", None, ["/queue"]),
         ("GET", "/v1/jobs/d", None, []),
@@ -135,3 +137,9 @@ async def test_without_tokens_nothing_is_asked(node: Node) -> None:
     got = await node.send("GET", "/metrics")
     assert got.body == b"horae_up 1\n"
     assert got.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+
+
+async def test_a_job_of_a_batch_for_another_queue_is_refused_by_itself(guarded: Node) -> None:
+    body = {"jobs": [{"task": "t", "queue": "mail"}, {"task": "t"}, {"task": "t", "queue": "mail", "after": ["d"]}]}
+    results = (await guarded.send("POST", "/v1/jobs/batch", body, Authorization="Bearer mail")).json["results"]
+    assert [result.get("error", {}).get("code") for result in results] == [None, "forbidden", "forbidden"]

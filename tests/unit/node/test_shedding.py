@@ -150,9 +150,9 @@ async def test_new_work_is_asked_back_once_all_that_waits_is_done(stored: int, s
     node.raft.hold = True
     node.proposer.send([Nothing()] * stored)
     await settle()
+    node.proposer.send([Nothing()])
     node.clock.advance(1000)
     node.raft.commit_all()
-    node.proposer.send([Nothing()])
     await settle()
     node.proposer.send([Nothing()] * 1000)
     await settle()
@@ -164,14 +164,54 @@ async def test_reads_and_endings_are_asked_back_sooner_than_new_work() -> None:
     node.raft.hold = True
     node.proposer.send([Nothing()] * 100)
     await settle()
+    node.proposer.send([Nothing()])
     node.clock.advance(1000)
     node.raft.commit_all()
-    node.proposer.send([Nothing()])
     await settle()
     node.proposer.send([Nothing()] * 2000)
     await settle()
     calls = (node.submit(), node.service.queue("q"), CALLS["heartbeat"][1](node))
     assert [await retry_after_s(call) for call in calls] == [20, 10, 5]
+
+
+async def test_what_few_callers_ask_says_nothing_of_what_many_are_given() -> None:
+    """After a quiet night a burst was asked back in a minute, and was done in ten seconds."""
+    node = await OneNode(bounds=Bounds(commands=1000)).open()
+    node.raft.hold = True
+    for _ in range(20):
+        node.proposer.send([Nothing()])
+        await settle()
+        node.clock.advance(100)
+        node.raft.commit_all()
+        await settle()
+    node.proposer.send([Nothing()])
+    await settle()
+    node.proposer.send([Nothing()] * 1000)
+    assert await retry_after_s(node.submit()) == 1
+
+
+async def test_endings_leave_before_all_else_that_waits() -> None:
+    """Behind a full queue a heartbeat waited for longer than its lease had left."""
+    node = await OneNode().open()
+    await node.submit(id="a", queue="q")
+    (job,) = await node.claim("q")
+    node.raft.hold = True
+    node.proposer.send([Nothing()])
+    await settle()
+    others = asyncio.ensure_future(node.proposer.run([Nothing()] * 400_000))
+    await settle()
+    request = wire.HeartbeatRequest(worker="w", leases=[wire.LeaseBeat(job_id="a", lease_token=job.lease_token)])
+    beat = asyncio.ensure_future(node.service.heartbeat(request))
+    await settle()
+    node.raft.commit_all()
+    await settle()
+    node.raft.commit_all()
+    await settle()
+    assert beat.done()
+    assert not others.done()
+    node.raft.hold = False
+    node.raft.commit_all()
+    await others
 
 
 async def test_a_rate_is_of_the_time_with_something_to_do() -> None:

@@ -49,6 +49,9 @@ from horae_node.core.tables import (
 
 Phase = Callable[[Context, int], Sequence[Change]]
 HOUSEKEEPING_SHARE = 8
+HOUSEKEEPING_MAX = 100
+"""Records that one entry tidies away, from machine version 3 on: a purge takes ten rows, and who waits for the entry
+waits for them, too."""
 
 
 def decide_watches(ctx: Context, budget: int) -> list[Change]:

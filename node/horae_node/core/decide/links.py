@@ -27,12 +27,14 @@ from horae_node.core.tables import (
     SETTLE,
     follower_of,
     handle_for,
+    id_key,
     links_of,
     pair_range,
     seq_bytes,
     terms_of,
 )
 
+UNIQUE_KEY_HELD = Rejected("conflict", "an unfinished job has its unique_key")
 DEPENDENCY = "dependency"
 """The type of the error of a job that was cancelled for another."""
 FOLLOWER = "then"
@@ -100,5 +102,5 @@ def follow(ctx: Context, spec: JobSpec) -> JobSubmitted | Rejected | None:
     command = SubmitJob(follower.spec, None, follower.delay_ms, follower.content_hash)
     known = known_job(ctx, command)
     if isinstance(known, Submitted):
-        return None
+        return None if ctx.get(id_key(command.spec.id)) is not None else UNIQUE_KEY_HELD
     return known or new_job(ctx, command, ctx.job_seq + 1)
