@@ -128,6 +128,8 @@ class Proposer:
         self._clock = clock
         self._observe_commit_ms = observe_commit_ms
         self._session: Session | None = None
+        self._endings: deque[Chunk] = deque()
+        """What leaves first: behind thousands of submits a heartbeat would come after its lease."""
         self._queue: deque[Chunk] = deque()
         self._queued_commands = 0
         self._queued_bytes = 0
@@ -174,12 +176,16 @@ class Proposer:
         size_bytes = max(0, self._queued_bytes - bounds.command_bytes * percent // 100)
         return max(self._commands_drain.seconds_for(commands), self._bytes_drain.seconds_for(size_bytes))
 
-    async def run(self, commands: Sequence[Command], due_now: dict[str, int] | None = None) -> list[Result]:
+    async def run(
+        self, commands: Sequence[Command], due_now: dict[str, int] | None = None, *, ending: bool = False
+    ) -> list[Result]:
         """The outcome of each command, in order; an error stands in the place of each command that it befell.
+
+        Endings leave before whatever else waits.
 
         Raises: `NotApplied("no_leader")` when this node does not lead; `ValueError` for text that is not Unicode.
         """
-        chunks = self._add(commands, due_now)
+        chunks = self._add(commands, due_now, ending=ending)
         results: list[Result] = []
         for chunk in chunks:
             try:
@@ -188,15 +194,17 @@ class Proposer:
                 results.extend([error] * len(chunk.blobs))
         return results
 
-    async def run_one(self, command: Command, due_now: dict[str, int] | None = None) -> Outcome:
+    async def run_one(
+        self, command: Command, due_now: dict[str, int] | None = None, *, ending: bool = False
+    ) -> Outcome:
         """The outcome of one command. Raises: `NotApplied`, `OutcomeUnknown`."""
-        return (await self._add((command,), due_now)[0].future)[0]
+        return (await self._add((command,), due_now, ending=ending)[0].future)[0]
 
     def send(self, commands: Sequence[Command]) -> None:
-        """Propose without waiting for the outcomes; nothing happens when this node does not lead, or nothing is stored
-        at the moment."""
+        """Propose without waiting for the outcomes, before what others wait for; nothing happens when this node does
+        not lead, or nothing is stored at the moment."""
         if self._session is not None and self._session.open and not self._stuck:
-            self._add(commands, None)
+            self._add(commands, None, ending=True)
 
     def chunk(self, command: Command) -> Chunk:
         """One command as a chunk of its own (for the session's plans)."""
@@ -211,20 +219,21 @@ class Proposer:
 
     async def wait_idle(self) -> None:
         """Until the outcome of every entry is known, and of what came of them."""
-        while self._in_flight or self._queue:
+        while self._in_flight or self._queue or self._endings:
             await self._idle.wait()
             for _ in range(3):  # those who waited for an outcome may have more to say
                 await asyncio.sleep(0)
 
     def fail_queued(self, error: NotApplied) -> None:
         """Leadership is gone: what has not left never will."""
-        while self._queue:
-            self._settle(self._queue.popleft(), error)
+        for queue in (self._endings, self._queue):
+            while queue:
+                self._settle(queue.popleft(), error)
         self._queued_commands = self._queued_bytes = 0
 
     # ------------------------------------------------------------------ inside
 
-    def _add(self, commands: Sequence[Command], due_now: dict[str, int] | None) -> list[Chunk]:
+    def _add(self, commands: Sequence[Command], due_now: dict[str, int] | None, *, ending: bool) -> list[Chunk]:
         if self._session is None or not self._session.open:
             raise NotApplied("no_leader", "this node does not lead")
         if self._stuck:
@@ -242,8 +251,9 @@ class Proposer:
             blobs.append(blob)
             size += len(blob)
         chunks.append(Chunk(commands[begun:], blobs, size, due_now))
+        queue = self._endings if ending else self._queue
         for chunk in chunks:
-            self._queue.append(chunk)
+            queue.append(chunk)
             self._queued_commands += len(chunk.blobs)
             self._queued_bytes += chunk.size_bytes
         self.kick()
@@ -257,9 +267,18 @@ class Proposer:
             plan = self._session.plan(header, due_now)
             chunks = [*plan.first, *taken, *plan.last]
             if not chunks:
-                return
+                break
             for part in _cut(chunks):
                 self._propose(header, part)
+        self._note_backlog()
+
+    def _note_backlog(self) -> None:
+        """How fast commands are stored counts while some wait: what comes one by one says nothing of how many can."""
+        for drain in (self._commands_drain, self._bytes_drain):
+            if self._queued_commands:
+                drain.begin()
+            else:
+                drain.pause()
 
     def _may_propose(self) -> bool:
         return not self._in_flight or (self._in_flight < IN_FLIGHT_MAX and self._queued_bytes >= ALONE_BYTES_MAX)
@@ -268,11 +287,12 @@ class Proposer:
         """Chunks for one entry, in order, and the jobs per queue that they make ready."""
         room = GATHERED_BYTES_MAX
         taken: list[Chunk] = []
+        for waiting in (self._endings, self._queue):
+            while waiting and (not taken or waiting[0].size_bytes <= room):
+                taken.append(waiting.popleft())
+                room -= taken[-1].size_bytes
         due_now: dict[str, int] = {}
-        while self._queue and (not taken or self._queue[0].size_bytes <= room):
-            chunk = self._queue.popleft()
-            taken.append(chunk)
-            room -= chunk.size_bytes
+        for chunk in taken:
             self._queued_commands -= len(chunk.blobs)
             self._queued_bytes -= chunk.size_bytes
             for queue, count in (chunk.due_now or {}).items():
@@ -291,8 +311,6 @@ class Proposer:
                 self._settle(chunk, error)
             return
         self._in_flight += 1
-        self._commands_drain.begin()
-        self._bytes_drain.begin()
         self._idle.clear()
         begun_ms = self._clock.monotonic_ms()
         timer = self._loop.call_later(COMMIT_DEADLINE_MS / 1000, self._on_overdue, chunks)
@@ -312,6 +330,8 @@ class Proposer:
         timer.cancel()
         self._stuck = False
         self._in_flight -= 1
+        if not self._in_flight:
+            self._idle.set()
         error = None if done.cancelled() else done.exception()
         if done.cancelled() or error is not None:
             lost = error if isinstance(error, (NotApplied, OutcomeUnknown)) else OutcomeUnknown(str(error))
@@ -324,14 +344,7 @@ class Proposer:
             self._commands_drain.took(len(entry.outcomes))
             self._bytes_drain.took(sum(chunk.size_bytes for chunk in chunks))
             self._share_out(entry.outcomes, chunks)
-        if not self._in_flight:
-            self._on_idle()
         self.kick()
-
-    def _on_idle(self) -> None:
-        self._commands_drain.pause()
-        self._bytes_drain.pause()
-        self._idle.set()
 
     def _share_out(self, outcomes: tuple[Outcome, ...], chunks: list[Chunk]) -> None:
         first = outcomes[0]
