@@ -226,6 +226,8 @@ class App:
 
     async def _run(self, route: Route, call: Call) -> Answer:
         """Serve the call here. May be called again after it raised."""
+        if route.rank is Rank.NEW and self._service.leading():
+            self._service.require_room(route.rank)
         if call.raw or route.request is not Empty:
             call.body = await read_body(route, call.raw, call.packed_in)
         return await route.handler(self._service, call)

@@ -216,13 +216,13 @@ class Membership:
         self._require_turn()
         self._changing = True
         try:
-            results = await self._proposer.run([*self._first(), command])
+            results = await self._proposer.run([*self._first(), command], ending=True)
             outcome = results[-1]
             if isinstance(outcome, (NotApplied, OutcomeUnknown)):
                 raise outcome
             if isinstance(outcome, Rejected):
                 raise Refused(outcome.code, outcome.detail)
-            await self._proposer.run_one(Nothing())
+            await self._proposer.run_one(Nothing(), ending=True)
         finally:
             self._changing = False
 

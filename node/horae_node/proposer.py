@@ -15,16 +15,7 @@ from typing import NamedTuple, Protocol
 
 from horae_node import codec
 from horae_node.clock import Clock
-from horae_node.core.commands import (
-    Command,
-    CompleteJob,
-    FailJob,
-    Header,
-    HeartbeatLease,
-    ReleaseJob,
-    SetQueue,
-    SubmitJob,
-)
+from horae_node.core.commands import Command, Header, SubmitJob
 from horae_node.core.results import EntryOutcome, Outcome, Rejected
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.raft.port import ENTRY_BYTES_MAX, Raft
@@ -56,7 +47,6 @@ STUCK_RETRY_S = 5
 _STUCK = shed("no majority of the nodes stores anything at the moment: nothing was done", STUCK_RETRY_S)
 
 _SUBMITS = {SubmitJob}
-_ENDINGS = frozenset({HeartbeatLease, CompleteJob, FailJob, ReleaseJob, SetQueue})
 
 
 def _too_large(size_bytes: int) -> str:
@@ -139,7 +129,7 @@ class Proposer:
         self._observe_commit_ms = observe_commit_ms
         self._session: Session | None = None
         self._endings: deque[Chunk] = deque()
-        """What leaves before all else that waits."""
+        """What leaves first: behind thousands of submits a heartbeat would come after its lease."""
         self._queue: deque[Chunk] = deque()
         self._queued_commands = 0
         self._queued_bytes = 0
@@ -186,12 +176,16 @@ class Proposer:
         size_bytes = max(0, self._queued_bytes - bounds.command_bytes * percent // 100)
         return max(self._commands_drain.seconds_for(commands), self._bytes_drain.seconds_for(size_bytes))
 
-    async def run(self, commands: Sequence[Command], due_now: dict[str, int] | None = None) -> list[Result]:
+    async def run(
+        self, commands: Sequence[Command], due_now: dict[str, int] | None = None, *, ending: bool = False
+    ) -> list[Result]:
         """The outcome of each command, in order; an error stands in the place of each command that it befell.
+
+        Endings leave before whatever else waits.
 
         Raises: `NotApplied("no_leader")` when this node does not lead; `ValueError` for text that is not Unicode.
         """
-        chunks = self._add(commands, due_now)
+        chunks = self._add(commands, due_now, ending=ending)
         results: list[Result] = []
         for chunk in chunks:
             try:
@@ -200,15 +194,17 @@ class Proposer:
                 results.extend([error] * len(chunk.blobs))
         return results
 
-    async def run_one(self, command: Command, due_now: dict[str, int] | None = None) -> Outcome:
+    async def run_one(
+        self, command: Command, due_now: dict[str, int] | None = None, *, ending: bool = False
+    ) -> Outcome:
         """The outcome of one command. Raises: `NotApplied`, `OutcomeUnknown`."""
-        return (await self._add((command,), due_now)[0].future)[0]
+        return (await self._add((command,), due_now, ending=ending)[0].future)[0]
 
     def send(self, commands: Sequence[Command]) -> None:
-        """Propose without waiting for the outcomes; nothing happens when this node does not lead, or nothing is stored
-        at the moment."""
+        """Propose without waiting for the outcomes, before what others wait for; nothing happens when this node does
+        not lead, or nothing is stored at the moment."""
         if self._session is not None and self._session.open and not self._stuck:
-            self._add(commands, None)
+            self._add(commands, None, ending=True)
 
     def chunk(self, command: Command) -> Chunk:
         """One command as a chunk of its own (for the session's plans)."""
@@ -230,14 +226,14 @@ class Proposer:
 
     def fail_queued(self, error: NotApplied) -> None:
         """Leadership is gone: what has not left never will."""
-        for line in (self._endings, self._queue):
-            while line:
-                self._settle(line.popleft(), error)
+        for queue in (self._endings, self._queue):
+            while queue:
+                self._settle(queue.popleft(), error)
         self._queued_commands = self._queued_bytes = 0
 
     # ------------------------------------------------------------------ inside
 
-    def _add(self, commands: Sequence[Command], due_now: dict[str, int] | None) -> list[Chunk]:
+    def _add(self, commands: Sequence[Command], due_now: dict[str, int] | None, *, ending: bool) -> list[Chunk]:
         if self._session is None or not self._session.open:
             raise NotApplied("no_leader", "this node does not lead")
         if self._stuck:
@@ -255,12 +251,9 @@ class Proposer:
             blobs.append(blob)
             size += len(blob)
         chunks.append(Chunk(commands[begun:], blobs, size, due_now))
-        if self._in_flight and not self._queued_commands:
-            self._commands_drain.begin()
-            self._bytes_drain.begin()
-        line = self._endings if type(commands[0]) in _ENDINGS else self._queue
+        queue = self._endings if ending else self._queue
         for chunk in chunks:
-            line.append(chunk)
+            queue.append(chunk)
             self._queued_commands += len(chunk.blobs)
             self._queued_bytes += chunk.size_bytes
         self.kick()
@@ -274,31 +267,36 @@ class Proposer:
             plan = self._session.plan(header, due_now)
             chunks = [*plan.first, *taken, *plan.last]
             if not chunks:
-                return
+                break
             for part in _cut(chunks):
                 self._propose(header, part)
+        self._note_backlog()
+
+    def _note_backlog(self) -> None:
+        """How fast commands are stored counts while some wait: what comes one by one says nothing of how many can."""
+        for drain in (self._commands_drain, self._bytes_drain):
+            if self._queued_commands:
+                drain.begin()
+            else:
+                drain.pause()
 
     def _may_propose(self) -> bool:
         return not self._in_flight or (self._in_flight < IN_FLIGHT_MAX and self._queued_bytes >= ALONE_BYTES_MAX)
 
     def _take(self) -> tuple[list[Chunk], dict[str, int]]:
-        """Chunks for one entry, in order, and the jobs per queue that they make ready.
-
-        Endings first: behind a full queue a heartbeat would wait for longer than its lease has left. They are no more
-        than the work in hand, so that new work has its turn.
-        """
+        """Chunks for one entry, in order, and the jobs per queue that they make ready."""
         room = GATHERED_BYTES_MAX
         taken: list[Chunk] = []
+        for waiting in (self._endings, self._queue):
+            while waiting and (not taken or waiting[0].size_bytes <= room):
+                taken.append(waiting.popleft())
+                room -= taken[-1].size_bytes
         due_now: dict[str, int] = {}
-        for line in (self._endings, self._queue):
-            while line and (not taken or line[0].size_bytes <= room):
-                chunk = line.popleft()
-                taken.append(chunk)
-                room -= chunk.size_bytes
-                self._queued_commands -= len(chunk.blobs)
-                self._queued_bytes -= chunk.size_bytes
-                for queue, count in (chunk.due_now or {}).items():
-                    due_now[queue] = due_now.get(queue, 0) + count
+        for chunk in taken:
+            self._queued_commands -= len(chunk.blobs)
+            self._queued_bytes -= chunk.size_bytes
+            for queue, count in (chunk.due_now or {}).items():
+                due_now[queue] = due_now.get(queue, 0) + count
         return taken, due_now
 
     def _propose(self, header: Header, chunks: list[Chunk]) -> None:
@@ -332,6 +330,8 @@ class Proposer:
         timer.cancel()
         self._stuck = False
         self._in_flight -= 1
+        if not self._in_flight:
+            self._idle.set()
         error = None if done.cancelled() else done.exception()
         if done.cancelled() or error is not None:
             lost = error if isinstance(error, (NotApplied, OutcomeUnknown)) else OutcomeUnknown(str(error))
@@ -341,25 +341,10 @@ class Proposer:
             entry = done.result()
             assert isinstance(entry, EntryOutcome)
             self._observe_commit_ms(self._clock.monotonic_ms() - begun_ms)
-            self._note_drained(len(entry.outcomes), sum(chunk.size_bytes for chunk in chunks))
+            self._commands_drain.took(len(entry.outcomes))
+            self._bytes_drain.took(sum(chunk.size_bytes for chunk in chunks))
             self._share_out(entry.outcomes, chunks)
-        if not self._in_flight:
-            self._on_idle()
         self.kick()
-
-    def _on_idle(self) -> None:
-        self._commands_drain.pause()
-        self._bytes_drain.pause()
-        self._idle.set()
-
-    def _note_drained(self, commands: int, size_bytes: int) -> None:
-        """Only while more waits: how fast a few callers ask says nothing of how fast many are served."""
-        if self._queued_commands:
-            self._commands_drain.took(commands)
-            self._bytes_drain.took(size_bytes)
-        else:
-            self._commands_drain.pause()
-            self._bytes_drain.pause()
 
     def _share_out(self, outcomes: tuple[Outcome, ...], chunks: list[Chunk]) -> None:
         first = outcomes[0]

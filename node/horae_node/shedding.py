@@ -56,8 +56,8 @@ class Bounds(NamedTuple):
     """Readings with `wait_seconds`, likewise."""
     reads: int = 5_000
     """Readings that wait for a round of heartbeats, which serves all of them at once."""
-    list_turns: int = 100
-    """Pages of lists: one a pass of the loop, the largest some 20 ms of it."""
+    turns: int = 100
+    """Pages of lists, and large batches: one a pass of the loop, the largest some 20 ms of it."""
 
     def within(self, connections: int) -> Bounds:
         """No more long waits than so many connections allow, with a quarter left for all other calls."""
@@ -79,11 +79,10 @@ class Drain:
             self._since_s = self._clock.monotonic()
 
     def took(self, units: int) -> None:
-        """So much was done since the last word. What was begun before anybody counted is not counted."""
-        now_s = self._clock.monotonic()
+        """So much was done since the last word. Nothing is counted in a pause."""
         if self._since_s is None:
-            self._since_s = now_s
             return
+        now_s = self._clock.monotonic()
         self._units, self._busy_s = self._faded(now_s)
         self._units += units
         self._since_s = now_s

@@ -121,6 +121,8 @@ class FakeService:
         self.ready_answer = (True, "")
         self.removed = False
         self.shed: list[Rank] = []
+        self.no_room: NotApplied | None = None
+        """Why new work is turned away unread."""
 
     async def _enter(self, name: str, argument: Any) -> None:
         self.calls.append((name, argument))
@@ -308,6 +310,10 @@ class FakeService:
 
     def leading(self) -> bool:
         return self.leads
+
+    def require_room(self, rank: Rank) -> None:
+        if self.no_room is not None:
+            raise self.no_room
 
     def count_shed(self, rank: Rank) -> None:
         self.shed.append(rank)

@@ -50,6 +50,10 @@ SHORT_WAIT_MS = 5
 LAST_LOOK_MS = 50
 """How long a claim whose wait is over may still be served when its queue has jobs that are about to be granted."""
 
+LAST_LOOKS_MAX = 40
+"""So often, while no entry has left since its queue was to be looked at: under load a claim that does not want to wait
+was told of no jobs, though there were thousands."""
+
 
 class LeaderSession:
     """One for a node, open and closed with each reign."""
@@ -397,18 +401,24 @@ class LeaderSession:
                 self._maybe_ready[queue] = None
             if queue in self._maybe_ready:
                 self._check[queue] = None
-        waiter.timer = self._loop.call_later(wait_ms / 1000, self._on_wait_over, waiter, LAST_LOOK_MS)
+        waiter.timer = self._loop.call_later(wait_ms / 1000, self._on_wait_over, waiter, 0)
         self._proposer.kick()
         return waiter
 
-    def _on_wait_over(self, waiter: Waiter, last_look_ms: int) -> None:
+    def _on_wait_over(self, waiter: Waiter, looks: int) -> None:
         waiter.expired = True
         if waiter.in_flight or waiter.future.done():
             return
-        if last_look_ms and (self._repeats or any(queue in self._maybe_ready for queue in waiter.command.queues)):
-            waiter.timer = self._loop.call_later(last_look_ms / 1000, self._on_wait_over, waiter, 0)
+        if self._may_be_served(waiter, looks):
+            waiter.timer = self._loop.call_later(LAST_LOOK_MS / 1000, self._on_wait_over, waiter, looks + 1)
             return
         self._finish(waiter, ())
+
+    def _may_be_served(self, waiter: Waiter, looks: int) -> bool:
+        queues = waiter.command.queues
+        if looks == 0 and (self._repeats or any(queue in self._maybe_ready for queue in queues)):
+            return True
+        return looks < LAST_LOOKS_MAX and any(queue in self._check for queue in queues)
 
     def _finish(self, waiter: Waiter, end: Grants | NotApplied | OutcomeUnknown) -> None:
         self.waiters.remove(waiter)

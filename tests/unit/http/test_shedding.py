@@ -56,6 +56,17 @@ async def test_what_is_shed_is_counted_by_its_rank(
     assert node.service.shed == [rank]
 
 
+async def test_new_work_is_turned_away_before_its_body_is_read(node: Node) -> None:
+    """To read a batch costs as much as to store it: to refuse it then would shed nothing."""
+    node.service.no_room = NotApplied("rate_limited", "too much", retry_after_ms=3000)
+    for path in ("/v1/jobs", "/v1/jobs/batch", "/v1/claims"):
+        assert (await node.send("POST", path, b"never read")).status == 429
+    assert node.service.shed == [Rank.NEW] * 3
+    assert node.service.calls == []
+    assert (await node.send("GET", "/v1/jobs")).status == 200
+    assert (await node.send("POST", "/v1/leases/heartbeat", {"worker": "w", "leases": []})).status == 200
+
+
 async def test_a_queue_that_is_as_deep_as_it_may_be_is_no_load_that_is_shed(node: Node) -> None:
     node.service.failures = [Refused("rate_limited", "as deep as it may be", retry_after_ms=10_000)]
     got = await node.send("POST", "/v1/jobs", {"task": "t"})

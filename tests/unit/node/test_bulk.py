@@ -260,7 +260,7 @@ async def test_a_filtered_page_looks_at_so_many_and_goes_on(node: OneNode, monke
 
 async def test_long_looks_come_one_a_pass_of_the_loop() -> None:
     """A hundred callers that waited for one barrier built their pages in one pass: a stall of 0.9 s."""
-    turns, passes = service.Turns(ManualClock(), 5), 0
+    turns, passes = service.Turns(ManualClock(), "looks", 5), 0
     begun: list[int] = []
 
     async def look() -> None:

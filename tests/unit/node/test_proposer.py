@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.helpers.fake_raft import FakeRaft
+from tests.helpers.one_node import settle
 
 from horae_node import codec, proposer
 from horae_node.clock import ManualClock
@@ -93,6 +94,37 @@ async def test_what_comes_while_an_entry_is_under_way_gathers_for_the_next() -> 
     raft.commit_all()
     assert await asyncio.gather(*calls) == [Advanced(i, False) for i in range(6)]
     assert numbers(raft.entries[1]) == [1, 2, 3, 4, 5]
+
+
+async def test_endings_leave_before_what_else_waits() -> None:
+    """Behind thousands of submits a heartbeat waited four seconds, and its lease might have run out."""
+    made, raft, _ = make(hold=True)
+    under_way = asyncio.create_task(made.run_one(AdvanceTime(0)))
+    await settle()
+    submits = asyncio.create_task(made.run([AdvanceTime(1), AdvanceTime(2)]))
+    await settle()
+    ending = asyncio.create_task(made.run([AdvanceTime(3), AdvanceTime(4)], ending=True))
+    await settle()
+    raft.hold = False
+    raft.commit_all()
+    assert await ending == [Advanced(3, False), Advanced(4, False)]
+    assert await submits == [Advanced(1, False), Advanced(2, False)]
+    assert await under_way == Advanced(0, False)
+    assert numbers(raft.entries[1]) == [3, 4, 1, 2]
+
+
+async def test_when_leadership_is_lost_endings_that_wait_are_told_too() -> None:
+    made, raft, _ = make(hold=True)
+    under_way = asyncio.create_task(made.run_one(AdvanceTime(0)))
+    await settle()
+    ending = asyncio.create_task(made.run_one(AdvanceTime(1), ending=True))
+    await settle()
+    made.fail_queued(NotApplied("no_leader", "gone"))
+    with pytest.raises(NotApplied):
+        await ending
+    assert made.queued_commands == 0
+    raft.commit_all()
+    await under_way
 
 
 async def test_large_calls_do_not_wait_for_each_other_up_to_a_bound() -> None:
