@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from croniter import CroniterBadDateError, CroniterError, croniter
+from croniter import MONTH_FIELD, CroniterBadDateError, CroniterError, croniter
 
 from horae_node import cron_text, zones
 from horae_node.cron_text import CronError
@@ -29,11 +30,17 @@ __all__ = ["CronError", "Occurrence", "Rule", "after", "between", "check", "jitt
 EVERY_MIN_MS: Final = 1000
 """The contract's: nothing is due more often than once a second."""
 
-SEARCH_YEARS: Final = 41
-"""The longest wait that a cron line can ask for: 29 February on one weekday, over 2100, comes after 40 years."""
+SOON_YEARS: Final = 12
+"""A month begins with each weekday at least once in so many years, 2100 or not."""
+
+LEAP_YEARS: Final = 41
+"""29 February is on each weekday at least once in so many: over 2100 it takes 40."""
 
 ANSWERS_MAX: Final = 16_384
 """Answers kept, some 500 bytes each: a herd has 300 lines × 50 zones at one instant."""
+
+PLANS_MAX: Final = 16_384
+"""Some 300 bytes each."""
 
 EXPRESSIONS_MAX: Final = 8192
 """Compiled lines kept, about 3 KB each: `H H` gives 3600 texts for one line."""
@@ -57,8 +64,12 @@ class Rule(NamedTuple):
     """The schedule's id: spreads `H`, and the jitter."""
 
 
-class _Plan(NamedTuple):
-    """What schedules have in common that are due at the same times."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _Plan:
+    """What schedules have in common that are due at the same times.
+
+    Compared by identity, so that the answers kept for it are found fast: `_plan_of` gives one for equal values.
+    """
 
     expressions: tuple[str, ...]
     timezone: str
@@ -163,14 +174,25 @@ def _zone(name: str) -> Zone:
 
 
 def _plan(rule: Rule) -> _Plan:
+    """Lines with `H` are spread each time: there are as many as schedules, and they would push out what is shared."""
     if rule.cron is None:
         raise CronError("cron", "write either cron or every_seconds")
     line = cron_text.read(rule.cron)
-    seed = rule.seed if line.has_spread else ""
-    return _Plan(_expressions(line, seed), rule.timezone, Policy(line.follows_elapsed, rule.dst_gap, rule.dst_repeat))
+    if not line.has_spread:
+        return _plan_of_text(rule.cron, rule.timezone, rule.dst_gap, rule.dst_repeat)
+    texts = cron_text.expressions(line, rule.seed)
+    return _plan_of(texts, line.follows_elapsed, rule.timezone, rule.dst_gap, rule.dst_repeat)
 
 
-_expressions = lru_cache(EXPRESSIONS_MAX)(cron_text.expressions)
+@lru_cache(PLANS_MAX)
+def _plan_of_text(cron: str, timezone: str, gap: str, repeat: str) -> _Plan:
+    line = cron_text.read(cron)
+    return _plan_of(cron_text.expressions(line, ""), line.follows_elapsed, timezone, gap, repeat)
+
+
+@lru_cache(PLANS_MAX)
+def _plan_of(expressions: tuple[str, ...], follows_elapsed: bool, timezone: str, gap: str, repeat: str) -> _Plan:
+    return _Plan(expressions, timezone, Policy(follows_elapsed, gap, repeat))
 
 
 def _next_cron(plan: _Plan, from_ms: int) -> Occurrence | None:
@@ -185,13 +207,13 @@ class _Wall:
     next question: other zones, other spans and the next trigger ask for the same stretch."""
 
     def __init__(self, expressions: tuple[str, ...]) -> None:
-        self._iterators = [_compiled(expression) for expression in expressions]
+        self._expressions = [_Expression(text) for text in expressions]
         self._asked_ms, self._found_ms = 1, 0
 
     def at_or_after(self, local_ms: int) -> int | None:
-        """The first match at or after `local_ms`. None: there is none in `SEARCH_YEARS`, so there never is."""
+        """The first match at or after `local_ms`. None: there never is any."""
         if not self._asked_ms <= local_ms <= self._found_ms:
-            found = [at_ms for each in self._iterators if (at_ms := _ask(each, local_ms)) is not None]
+            found = [at_ms for each in self._expressions if (at_ms := each.at_or_after(local_ms)) is not None]
             if not found:
                 return None
             self._asked_ms, self._found_ms = local_ms, min(found)
@@ -203,12 +225,31 @@ def _wall(expressions: tuple[str, ...]) -> _Wall:
     return _Wall(expressions)
 
 
-def _compiled(expression: str) -> croniter:
+class _Expression:
+    """One croniter expression. What `SOON_YEARS` do not have, only a leap day can: then it looks at Februaries alone.
+    So a search that finds nothing takes some tens of milliseconds at most; and it is made once."""
+
+    def __init__(self, text: str) -> None:
+        *clock, day, _, weekday = text.split()
+        self._soon = _compiled(text, SOON_YEARS)
+        has_february = not {"*", 2}.isdisjoint(self._soon.expanded[MONTH_FIELD])
+        self._february = " ".join([*clock, day, "2", weekday]) if has_february else None
+        self._is_never = False
+
+    def at_or_after(self, local_ms: int) -> int | None:
+        if self._is_never:
+            return None
+        found_ms = _ask(self._soon, local_ms)
+        if found_ms is None and self._february is not None:
+            found_ms = _ask(_compiled(self._february, LEAP_YEARS), local_ms)
+        self._is_never = found_ms is None
+        return found_ms
+
+
+def _compiled(text: str, years: int) -> croniter:
     """Day-of-month and day-of-week are always and-ed here: `cron_text.expressions` took an or apart."""
     try:
-        return croniter(
-            expression, _EPOCH, day_or=False, max_years_between_matches=SEARCH_YEARS, second_at_beginning=True
-        )
+        return croniter(text, _EPOCH, day_or=False, max_years_between_matches=years, second_at_beginning=True)
     except CroniterError as error:
         raise CronError("cron", f"is not understood: {error}; write it as crontab(5) has it") from error
 

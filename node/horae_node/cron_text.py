@@ -85,7 +85,7 @@ def read(cron: str) -> Line:
         )
     kinds = FIELDS if len(parts) == 5 else (SECOND, *FIELDS)
     fields = tuple(_read_field(kind, part) for kind, part in zip(kinds, parts, strict=True))
-    hour = re.sub(r"\(.*?\)", "", fields[-4])
+    hour = re.sub(r"\(.*?\)", "", parts[-4])
     return Line(fields, any(sign in hour for sign in "*/-"), any("h" in field for field in fields))
 
 

@@ -67,7 +67,7 @@ def test_two_restricted_days_are_either(cron: str, texts: list[str]):
 
 @pytest.mark.parametrize(
     ("hours", "elapsed"),
-    [("2 2,14 H H(1-5)", False), ("* */2 1-5 2,4-6 H/4 H(1-5)/2 5/6 5,*", True)],
+    [("2 2,14 H H(1-5)", False), ("* */2 1-5 1-1 2,4-6 H/4 H(1-5)/2 5/6 5,*", True)],
 )
 def test_the_hour_says_whether_times_are_fixed(hours: str, elapsed: bool):
     for hour in hours.split():
