@@ -90,6 +90,8 @@ BAD: list[tuple[Rule, str, str]] = [
     (rules.check_homes, "horae_node.x", "from lmdb import Environment"),
     (rules.check_homes, "horae.worker", "import aiohttp"),
     (rules.check_homes, "horae_node.raft.x", "import croniter"),
+    (rules.check_homes, "horae_node.cron", "from cronsim import CronSim"),
+    (rules.check_homes, "horae.x", "from zoneinfo import ZoneInfo"),
     (rules.check_homes, "horae_http.x", "from prometheus_client import Counter"),
     (rules.check_clock, "horae_node.leader.x", "import time"),
     (rules.check_clock, "horae_node.logs", "import time\ntime.time()"),
