@@ -42,6 +42,9 @@ _PASSED_HEADERS: Final = ("Content-Type", "Accept", "Authorization", "If-Match",
 _OWN_HEADERS: Final = (*_PASSED_HEADERS, UNLESS_REPEATED)
 """Of a request that this node makes itself: what an outsider says of claims is not passed on."""
 
+_UNDONE: Final = frozenset({429, 503, 507})
+"""Answers that mean that nothing was done."""
+
 Serve = Callable[[Route, Call], Awaitable[Answer]]
 
 
@@ -130,24 +133,33 @@ class Forwarder:
         claim = Claim(self._returns, call) if route.grants else None
         loop = asyncio.get_running_loop()
         deadline = loop.time() + LEADER_WAIT_S
+        doubt: OutcomeUnknown | None = None
+        """An earlier sending may have taken effect: that a later one was refused says nothing of it."""
         extended = False
         while True:
-            url = await self._wait_for_leader(deadline - loop.time())
             try:
+                url = await self._wait_for_leader(deadline - loop.time())
                 if self._service.leading():
                     return await self._serve(route, call)
                 if url is None:
                     raise NotSent("the leader is gone")
-                return await self._send(url, passed, claim)
+                answer = await self._send(url, passed, claim)
+                if doubt is not None and answer.status in _UNDONE:
+                    raise doubt
+                return answer
+            except Failure as error:
+                raise doubt or error from None
             except NotApplied as error:  # this node led, and no longer does
                 if error.code != "no_leader" or loop.time() + PAUSE_S >= deadline:
-                    raise
+                    raise doubt or error from None
             except NotSent as error:
                 if loop.time() + PAUSE_S >= deadline:
-                    raise _no_leader(str(error)) from None
+                    raise doubt or _no_leader(str(error)) from None
             except Broken as error:
+                unknown = OutcomeUnknown(str(error))
                 if not await _may_repeat(route, call) or (extended and loop.time() + PAUSE_S >= deadline):
-                    raise OutcomeUnknown(str(error)) from error
+                    raise unknown from error
+                doubt = unknown if route.method != "GET" else None
                 if not extended:
                     deadline, extended = loop.time() + LEADER_WAIT_S, True
             await asyncio.sleep(PAUSE_S)

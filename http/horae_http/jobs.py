@@ -52,11 +52,17 @@ def settle_payloads(call: Call, job: wire.SubmitRequest, prefix: str = "") -> No
 
 
 def _settle_followers(call: Call, job: wire.SubmitRequest, prefix: str = "") -> None:
-    """The jobs that are to follow it: their queues, and their payloads. Raises: `Failure`."""
+    """The jobs that are to follow it: their queues, and their payloads, which are kept with it and may have together
+    what one may. Raises: `Failure`."""
+    left = wire.PAYLOAD_BYTES_MAX - len(job.payload)
     while (then := job.then) is not None:
         job, prefix = then, f"{prefix}/then"
         call.holder.require_queue(job.queue, f"{prefix}/queue")
         codec.settle(job, "payload", call.packed_in, wire.PAYLOAD_BYTES_MAX, prefix)
+        left -= len(job.payload)
+        if left < 0:
+            detail = f"has with those before it more than {wire.PAYLOAD_BYTES_MAX} bytes: they are kept together"
+            raise errors.field_failure("too_large", f"{prefix}/payload", detail)
 
 
 class Batch(NamedTuple):

@@ -17,7 +17,7 @@ from horae import wire
 from horae_node.core import lists, views
 from horae_node.core.model import State
 from horae_node.core.results import Done, Outcome
-from horae_node.core.tables import seq_bytes
+from horae_node.core.tables import seq_bytes, spec_bytes
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.reads import (
     EXAMINED_BYTES_MAX,
@@ -61,7 +61,7 @@ def page(view: View, request: wire.CancelManyRequest | wire.RequeueManyRequest) 
             if not traits or (matches(spec, wanted.task, wanted.tag) and is_in(view, seq, spec, wanted.queue, state)):
                 ids.append(spec.id)
             examined += 1
-            examined_bytes += len(spec.payload)
+            examined_bytes += spec_bytes(spec)
             if len(ids) == request.limit or examined == EXAMINED_MAX or examined_bytes >= EXAMINED_BYTES_MAX:
                 return Page(ids, _cursor(state, seq, wanted))
         if listed.next_before is not None:

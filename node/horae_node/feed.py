@@ -18,6 +18,7 @@ from horae_node.core import views
 from horae_node.core.changes import JobPurged
 from horae_node.core.model import FIRST_META
 from horae_node.core.results import EntryOutcome
+from horae_node.core.tables import spec_bytes
 from horae_node.errors import NotApplied
 from horae_node.events import TELLERS, Place, Told
 from horae_node.reads import moment_text, state_called
@@ -201,7 +202,7 @@ class Feed:
         spec = views.spec(self._view(), seq)
         assert spec is not None, f"job number {seq} is neither there nor told to be removed"
         event.job_id, event.task = spec.id, spec.task
-        return len(spec.payload)
+        return spec_bytes(spec)
 
     async def wait_news(self, until_s: float) -> None:
         """Until there may be news, or that moment of the loop's clock has come."""

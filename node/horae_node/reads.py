@@ -20,7 +20,7 @@ from horae_node.core import lists, views
 from horae_node.core.decide.submit import with_expiry
 from horae_node.core.limits import burst_of
 from horae_node.core.model import AttemptError, JobSpec, Run, ScheduleRun, ScheduleSpec, State
-from horae_node.core.tables import Tombstone, follower_of, links_of, run_of, seq_bytes, trait_of
+from horae_node.core.tables import Tombstone, follower_of, links_of, run_of, seq_bytes, spec_bytes, trait_of
 from horae_node.translate import MISSED, OVERLAP, moment_ms
 from horae_storage.kv import View
 
@@ -351,7 +351,7 @@ def job_page(view: View, clocks: Clocks, query: wire.JobsQuery) -> wire.JobList:
             spec = views.spec(view, seq)
             assert spec is not None, "a listed job has a record"
             fits = matches(spec, task, tag, schedule_id) and is_in(view, seq, spec, query.queue, state)
-            examined_bytes += len(spec.payload)
+            examined_bytes += spec_bytes(spec)
         if fits:
             jobs.append(job_view(view, seq, clocks))
             held_bytes += content_bytes(jobs[-1])

@@ -95,23 +95,33 @@ def submit_command(request: wire.SubmitRequest, now_ms: int) -> SubmitJob:
 
 def _linked_command(request: wire.SubmitRequest, bare: SubmitJob, now_ms: int) -> SubmitJob:
     """The same with its links, and what of them counts as its content: an id that was made here does not."""
-    then = None if request.then is None else submit_command(request.then, now_ms)
+    then, then_content = None, b""
+    if request.then is not None:
+        then, then_content = _follower(request.then, now_ms)
     on_failure = OnFailure.RUN if request.on_failure == "run" else OnFailure.CANCEL
-    follower = None if then is None else Follower(then.spec, then.delay_ms, then.content_hash)
-    links = Links(tuple(request.after), int(on_failure), follower)
-    content = b"" if request.id is None else _linked_content(request, bare)
+    links = Links(tuple(request.after), int(on_failure), then)
+    content = b"" if request.id is None else _linked_content(request, bare, then_content)
     return bare._replace(spec=linked(bare.spec, links), content_hash=content)
 
 
-def _linked_content(request: wire.SubmitRequest, bare: SubmitJob) -> bytes:
-    then = b""
+def _follower(request: wire.SubmitRequest, now_ms: int) -> tuple[Follower, bytes]:
+    """A job that is to follow, and its content: each of a chain is looked at once, the last one first."""
+    bare = submit_command(replace(request, then=None), now_ms)
+    later, content = None, b""
     if request.then is not None:
-        anonymous = replace(request.then, id=request.then.id or "", then=None)
-        then = _linked_content(request.then, submit_command(anonymous, 0))
+        later, content = _follower(request.then, now_ms)
+    spec = bare.spec if later is None else linked(bare.spec, Links((), int(OnFailure.CANCEL), later))
+    named = bare if request.id is not None else bare._replace(spec=bare.spec._replace(id=""))
+    content = _linked_content(request, named, content)
+    return Follower(spec, bare.delay_ms, b"" if request.id is None else content), content
+
+
+def _linked_content(request: wire.SubmitRequest, bare: SubmitJob, then: bytes) -> bytes:
     spec, run_at_ms, delay_ms, _ = bare
-    return _content_hash(
-        spec, spec.payload, run_at_ms, delay_ms, tuple(request.after), request.on_failure == "run", then
-    )
+    if not then and not request.after:
+        return _content_hash(spec, spec.payload, run_at_ms, delay_ms)
+    links = tuple(request.after), request.on_failure == "run", then
+    return _content_hash(spec, spec.payload, run_at_ms, delay_ms, *links)
 
 
 def _content_hash(spec: JobSpec, payload: bytes, run_at_ms: int | None, delay_ms: int, *links: object) -> bytes:

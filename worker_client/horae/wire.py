@@ -37,6 +37,8 @@ JSON_DEPTH_MAX = 100
 """Levels of lists and objects in a payload, result or progress: what every JSON and MessagePack library can read."""
 QUEUES_PER_CLAIM_MAX = 1000
 AFTER_JOBS_MAX = 100
+BATCH_AFTER_MAX = 5000
+"""Names in the `after` of all jobs of a batch: each costs two rows."""
 THEN_JOBS_MAX = 10
 """How many jobs may follow one another by `then`."""
 ERROR_TYPE_CHARS_MAX = 200
@@ -232,8 +234,11 @@ def _require_links(request: SubmitRequest) -> None:
             raise Contradiction(f"after/{position}", "is the job itself, which would never run")
     if request.then is not None:
         _require_follower(request.then)
-        if request.id is not None and request.then.id == request.id:
-            raise Contradiction("then/id", "is that of the job before: one id is one job")
+        then: SubmitRequest | None = request.then
+        while then is not None:
+            if request.id is not None and then.id == request.id:
+                raise Contradiction("then", f"names two jobs {request.id!r}: one id is one job")
+            then = then.then
 
 
 def _require_follower(then: SubmitRequest) -> None:
@@ -246,9 +251,12 @@ def _require_follower(then: SubmitRequest) -> None:
         raise Contradiction("then/after", "has no meaning here: it comes to be when the job before has succeeded")
     if then.ttl_seconds is not None and then.ttl_seconds <= (then.delay_seconds or 0):
         raise Contradiction("then/ttl_seconds", "ends before the job is due: it would never run")
-    followers = 1
+    followers, ids = 1, {then.id}
     while (later := then.then) is not None:
         then, followers = later, followers + 1
+        if then.id is not None and then.id in ids:
+            raise Contradiction("then", f"names two jobs {then.id!r}: one id is one job")
+        ids.add(then.id)
         if followers > THEN_JOBS_MAX:
             raise Contradiction("then", f"goes on for more than {THEN_JOBS_MAX} jobs")
 
@@ -380,6 +388,10 @@ class QueuePatch(Request):
 class BatchRequest(Request):
     jobs: Annotated[list[SubmitRequest], Meta(min_length=1, max_length=BATCH_JOBS_MAX)]
     atomic: bool = False
+
+    def __post_init__(self) -> None:
+        if sum([len(job.after) for job in self.jobs]) > BATCH_AFTER_MAX:
+            raise Contradiction("jobs", f"name more than {BATCH_AFTER_MAX} jobs in `after`, all together")
 
 
 class ClaimRequest(Request):

@@ -71,6 +71,7 @@ class Context:
         "members_changed",
         "now_ms",
         "put",
+        "read_bytes",
         "schedules",
         "txn",
         "version",
@@ -96,6 +97,8 @@ class Context:
         self.died: list[tuple[int, str]] = []
         self.members_changed = False
         self.changes: list[Change] = []
+        self.read_bytes = 0
+        """Payloads that were decoded with the specs that decisions have read."""
         self._held: int | None = None
         self._held_before = 0
         self._counts: dict[str, list[int]] = {}

@@ -66,6 +66,10 @@ def _walked(view: View, wanted: Wanted, before: int, limit: int) -> Listed:
     if not wanted.traits or before <= floor + 1 or _is_short(view, wanted, limit):
         return list_jobs(view, wanted.queue, wanted.state, before, limit)
     pages = [_newest(view, trait, before, limit) for trait in wanted.traits]
+    if wanted.queue is not None or wanted.state is not None:
+        plain = list_jobs(view, wanted.queue, wanted.state, before, limit)
+        if plain.next_before is None or all(len(page) == limit and page[-1] > plain.next_before for page in pages):
+            return plain
     seqs = min(pages, key=len) if min(map(len, pages)) < limit else max(pages, key=_depth)
     if len(seqs) == limit:
         return Listed(seqs, seqs[-1])

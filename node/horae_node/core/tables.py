@@ -219,6 +219,13 @@ def follower_of(spec: JobSpec) -> Follower | None:
     return None if then is None else Follower(spec_of(then[0]), *then[1:])
 
 
+def spec_bytes(spec: JobSpec) -> int:
+    """Payloads that lie in the row of a spec: its own, and those of what is to follow."""
+    total = len(spec.payload)
+    follower = follower_of(spec)
+    return total if follower is None else total + spec_bytes(follower.spec)
+
+
 def with_expiry_at(spec: JobSpec, expires_at_ms: int | None) -> JobSpec:
     """The same with another expiry: `_replace` knows nothing of links."""
     return spec_of((*spec[:_EXPIRES_FIELD], expires_at_ms, *spec[_EXPIRES_FIELD + 1 :]))

@@ -219,3 +219,17 @@ async def test_a_backups_own_question_to_the_leader_bears_the_callers_token(star
         assert (await reader.readline()).startswith(b"HTTP/1.1 503 ")
         writer.close()
     assert b"\r\nAuthorization: Bearer mine\r\n" in asked[0]
+
+
+@pytest.mark.parametrize("then", ["nobody", "a node without a leader", "a node under load"])
+async def test_a_refusal_after_a_broken_sending_leaves_the_outcome_unknown(
+    start_node: StartNode, rude: Rude, then: str
+) -> None:
+    """The first sending took effect; the caller was told that nothing was done."""
+    other = await start_node(FakeService("other", leads=then != "a node without a leader", leader_url=None))
+    other.service.failures = [NotApplied("rate_limited", "too much", retry_after_ms=2500)]
+    service = FakeService("follower", leads=False, leader_url=rude.url)
+    node = await start_node(service)
+    rude.on_request = [lambda: setattr(service, "url", None if then == "nobody" else other.url)]
+    got = await node.send("POST", "/v1/jobs", {"task": "t", "id": "a"})
+    assert (rude.requests, got.json["code"]) == (1, "outcome_unknown")

@@ -22,7 +22,7 @@ from horae_node.core.decide.claim import live_grants
 from horae_node.core.decide.finish import lapsed, timed_out
 from horae_node.core.decide.links import decide_settlements
 from horae_node.core.decide.queues import decide_regroups
-from horae_node.core.decide.reading import read_spec
+from horae_node.core.decide.reading import has_read_enough, read_spec
 from horae_node.core.decide.schedules import decide_erasures
 from horae_node.core.model import Run
 from horae_node.core.runs import finished, made_ready, watched
@@ -59,6 +59,8 @@ def decide_watches(ctx: Context, budget: int) -> list[Change]:
     clock = ctx.lease_clock
     changes: list[Change] = []
     for key in _due_keys(ctx, WATCH, clock, budget):
+        if has_read_enough(ctx):
+            break
         seq, run = _seq_and_run(ctx, key)
         assert run.state == S_RUNNING
         lease_end, timeout_end = run.lease_end, run.timeout_end
@@ -75,6 +77,8 @@ def decide_expiries(ctx: Context, budget: int) -> list[Change]:
     """Jobs that were not started by their time: never run."""
     changes: list[Change] = []
     for key in _due_keys(ctx, EXPIRY, ctx.now_ms, budget):
+        if has_read_enough(ctx):
+            break
         seq, run = _seq_and_run(ctx, key)
         spec = read_spec(ctx, seq)
         after = finished(run, S_EXPIRED, ending=run.ending, now_ms=ctx.now_ms, index=ctx.index)
@@ -100,6 +104,8 @@ def decide_purges(ctx: Context, budget: int) -> list[Change]:
     """Finished records past their retention, and what is left of them past its own."""
     changes: list[Change] = []
     for key, row in ctx.txn.scan(RETENTION, RETENTION + seq_bytes(ctx.now_ms + 1), limit=budget):
+        if has_read_enough(ctx):
+            break
         if row:
             changes.append(TombstoneSwept(key, row[0]))
             continue

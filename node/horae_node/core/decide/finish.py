@@ -50,7 +50,7 @@ def decide_complete(ctx: Context, command: CompleteJob) -> Decision:
     changes: list[Change] = [JobChanged(handle, run, after, terms_of(spec), None, None, result)]
     if run.state != S_RUNNING:
         changes.append(LossWithdrawn(handle.seq, run.token))
-    follower = follow(ctx, spec)
+    follower = follow(ctx, handle.seq, spec)
     if isinstance(follower, JobSubmitted):
         changes.append(follower)
     elif follower is not None:

@@ -35,6 +35,8 @@ from horae_node.core.tables import (
 )
 
 UNIQUE_KEY_HELD = Rejected("conflict", "an unfinished job has its unique_key")
+TOLD_WEIGHT = 8
+"""What telling one job counts of an entry's budget: it may drop up to a hundred rows."""
 DEPENDENCY = "dependency"
 """The type of the error of a job that was cancelled for another."""
 FOLLOWER = "then"
@@ -45,7 +47,7 @@ def decide_settlements(ctx: Context, budget: int) -> list[Change]:
     """Tell those that wait how the jobs ended that they wait for."""
     told: dict[int, list[Told]] = {}
     settled: list[Change] = []
-    left = budget
+    left = max(1, budget // TOLD_WEIGHT)
     for key, (state, up_to) in ctx.txn.scan(SETTLE, SETTLE + b"\xff" * 9, limit=budget):
         if left <= 0:
             break
@@ -91,8 +93,8 @@ def _cancelled(ctx: Context, seq: int, failed: Told) -> JobChanged:
     return JobChanged(handle_for(seq, spec), run, after, terms_of(spec), error)
 
 
-def follow(ctx: Context, spec: JobSpec) -> JobSubmitted | Rejected | None:
-    """The job that the success of one with this spec brings forth. None: it exists already, or there is none to be.
+def follow(ctx: Context, seq: int, spec: JobSpec) -> JobSubmitted | Rejected | None:
+    """The job that the success of this one brings forth. None: it exists already, or there is none to be.
 
     A queue that is as deep as it may be takes it all the same: what was accepted with its parent is not lost.
     """
@@ -101,6 +103,8 @@ def follow(ctx: Context, spec: JobSpec) -> JobSubmitted | Rejected | None:
         return None
     command = SubmitJob(follower.spec, None, follower.delay_ms, follower.content_hash)
     known = known_job(ctx, command)
-    if isinstance(known, Submitted):
-        return None if ctx.get(id_key(command.spec.id)) is not None else UNIQUE_KEY_HELD
-    return known or new_job(ctx, command, ctx.job_seq + 1)
+    if isinstance(known, Submitted) and ctx.get(id_key(command.spec.id)) is not None:
+        return None
+    if isinstance(known, Submitted) and known.seq != seq:  # its own unique key is free once it is finished
+        return UNIQUE_KEY_HELD
+    return known if isinstance(known, Rejected) else new_job(ctx, command, ctx.job_seq + 1)
