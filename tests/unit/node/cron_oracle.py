@@ -86,7 +86,7 @@ def items(draw: st.DrawFn, low: int, high: int) -> Meant:
         "from": range(first, high + 1, step),
     }
     kind = draw(st.sampled_from(["number", "number", "plain range", *stepped]))
-    if kind == "number":
+    if kind == "number" or (kind == "range" and first == last):  # cronsim reads `5-5/2` as `5/2`
         return Meant(str(first), frozenset([first]))
     if kind == "plain range":
         return Meant(f"{first}-{last}", frozenset(range(first, last + 1)))
