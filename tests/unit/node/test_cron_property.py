@@ -163,6 +163,13 @@ def test_leap_days_are_found_however_far(start: str):
         assert simulated(text, "UTC", start_ms, found.nominal_ms + 1) == [found.nominal_ms]
 
 
+@pytest.mark.parametrize("month", range(1, 13))
+def test_sundays_that_begin_a_month_are_found_over_2100(month: int):
+    sundays = [year for year in range(1980, 2130) if datetime(year, month, 1).isoweekday() == 7]
+    due = between(make_rule(f"0 0 1 {month} */7"), moment("1980-01-01 00:00"), moment("2130-01-01 00:00"), 50)
+    assert [found.nominal_ms for found in due] == [moment(f"{year}-{month:02}-01 00:00") for year in sundays]
+
+
 @settings(max_examples=80)
 @given(lines(often=True), changes)
 def test_over_changes_cronsim_agrees_where_its_rule_is_ours(line: Line, change: tuple[str, str]):
