@@ -123,18 +123,18 @@ def _rival(search: _Search, local_ms: int) -> Span | None:
 
 
 def _lost_at_start(search: _Search) -> list[int]:
-    """The first fixed local times, at most two, that the jump at the span's start passed over, and that exist nowhere.
+    """The first fixed local times, at most two, that the jump at the span's start passed over.
 
-    Two tell one from many; a jump over a whole day may pass over thousands.
+    Two tell one from many; a jump over a whole day may pass over thousands. No other change is near enough to bring one
+    of them after all.
     """
     span, lost = search.span, list[int]()
-    if search.policy.follows_elapsed or span.offset_ms <= span.before_ms:
+    if search.policy.follows_elapsed:
         return lost
     end_ms = span.start_ms + span.offset_ms
     local_ms = search.wall.at_or_after(span.start_ms + span.before_ms)
     while local_ms is not None and local_ms < end_ms and len(lost) < 2:
-        if not search.clock.instants_of(local_ms):
-            lost.append(local_ms)
+        lost.append(local_ms)
         local_ms = search.wall.at_or_after(local_ms + 1)
     return lost
 

@@ -43,11 +43,14 @@ ids = st.sampled_from(JOB_IDS)
 queues = st.sampled_from(["q", "qq", "mail"])
 spans = st.sampled_from([0, 1, 500, 1000, 3000])
 followers = st.builds(
-    lambda job_id, delay_ms, hash, ttl_ms: Follower(make_spec(job_id, ttl_ms=ttl_ms), delay_ms, hash),
+    lambda job_id, delay_ms, hash, ttl_ms, key: Follower(
+        make_spec(job_id, ttl_ms=ttl_ms, unique_key=key, queue="q"), delay_ms, hash
+    ),
     ids,
     spans,
     st.sampled_from([HASH, b"", b"other content..."]),
     st.sampled_from([None, None, 0, 3000]),
+    st.sampled_from([None, "u"]),
 )
 links = st.builds(
     lambda after, on_failure, then: Links(tuple(after), int(on_failure), then),
@@ -163,14 +166,14 @@ class Recorder(World):
 @given(st.data())
 def test_any_history_keeps_the_promises(data: st.DataObject):
     world = Recorder()
-    world.apply(RaiseMachineVersion(data.draw(st.sampled_from([1, 2, 3, 3, 3]))))
+    world.apply(RaiseMachineVersion(data.draw(st.sampled_from([1, 2, 3, 4, 4]))))
     for _ in range(data.draw(st.integers(1, 40))):
         commands = data.draw(st.lists(plain | claims | reports(world) | reports(world), min_size=1, max_size=3))
         world.apply(*commands)
         world.now_ms += data.draw(spans)
         world.lease_clock += data.draw(spans)
         if data.draw(st.integers(0, 30)) == 0:
-            world.apply(RaiseMachineVersion(3))
+            world.apply(RaiseMachineVersion(4))
         if data.draw(st.integers(0, 30)) == 0:
             world.apply(OpenEpoch("n", world.epoch))
             world.epoch += 1

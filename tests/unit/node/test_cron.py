@@ -367,6 +367,12 @@ def test_jitter_stays_before_the_next_and_is_spread():
     assert max(jitter_ms(last._replace(seed=str(n)), noon_ms, 10**9) for n in range(50)) > HOUR_MS
 
 
+def test_jitter_may_come_close_to_the_next_but_not_to_it():
+    rule = make_rule(every_ms=1000)
+    drawn = {jitter_ms(rule._replace(seed=str(n)), 0, 5000) for n in range(20_000)}
+    assert drawn == set(range(1000))
+
+
 def test_schedules_that_are_due_together_cost_one_evaluation():
     at_ms = moment("2033-05-05 05:05")
     before = cron._next_kept.cache_info()

@@ -11,6 +11,8 @@ Where cronsim (and Debian's cron, which it follows) has other rules than ours, o
 - *A range of one with a step.* cronsim reads `5-5/2` as `5/2`, from 5 to the end; we read 5.
 - *A change of half an hour.* cronsim looks for an elapsed hour in whole hours, and so past the beginning of the one
   after the change (Caracas, 1 May 2016, 02:30 to 03:00: `0 * * * *` lacks 03:00). The walk over minutes sides with us.
+- *A day without its midnight.* cronsim gives an elapsed hour 0 that day, at the jump (Santiago, 6 September 2026, 00:00
+  to 01:00: `0 0-0 * * 0`). Debian, the walk over minutes and we do not: that hour is not there.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ CHANGES = [
 ]
 """Zones, and UTC days close to a change of their clocks."""
 
-HALF_HOURS = ("America/Caracas", "Asia/Pyongyang", "Australia/Lord_Howe")
+ON_THE_HOUR = ("Europe/Berlin", "Europe/Dublin", "America/New_York", "Antarctica/Troll", "Africa/Casablanca", "UTC")
+"""Zones whose changes here are by whole hours, and not at midnight: over others cronsim's elapsed times are wrong."""
 
 changes = st.sampled_from(CHANGES)
 gaps = st.sampled_from(["after", "skip"])
@@ -160,13 +163,20 @@ def test_leap_days_are_found_however_far(start: str):
         assert simulated(text, "UTC", start_ms, found.nominal_ms + 1) == [found.nominal_ms]
 
 
+@pytest.mark.parametrize("month", range(1, 13))
+def test_sundays_that_begin_a_month_are_found_over_2100(month: int):
+    sundays = [year for year in range(1980, 2130) if datetime(year, month, 1).isoweekday() == 7]
+    due = between(make_rule(f"0 0 1 {month} */7"), moment("1980-01-01 00:00"), moment("2130-01-01 00:00"), 50)
+    assert [found.nominal_ms for found in due] == [moment(f"{year}-{month:02}-01 00:00") for year in sundays]
+
+
 @settings(max_examples=80)
 @given(lines(often=True), changes)
 def test_over_changes_cronsim_agrees_where_its_rule_is_ours(line: Line, change: tuple[str, str]):
     starred = line.minute.text.startswith("*") or line.hour.text.startswith("*")
     assume(starred is line.follows_elapsed)
     zone, day = change
-    assume(zone not in HALF_HOURS or not line.follows_elapsed)
+    assume(zone in ON_THE_HOUR or not line.follows_elapsed)
     from_ms, to_ms = window(day)
     due = list(ours(make_rule(line.text, zone), from_ms + EDGE_MS, to_ms - EDGE_MS))
     assert simulated(line.text, zone, from_ms + EDGE_MS, to_ms - EDGE_MS) == due
@@ -185,11 +195,14 @@ def test_where_cronsim_has_another_rule_for_what_is_fixed():
         assert simulated(line, "Europe/Berlin", from_ms, to_ms) == there
 
 
-def test_an_hour_that_begins_at_a_jump_is_not_stepped_over():
+def test_where_cronsim_errs_over_elapsed_hours():
     from_ms, to_ms = moment("2016-05-01 06:00"), moment("2016-05-01 09:00")
     hours = list(ours(make_rule("0 * * * *", "America/Caracas"), from_ms, to_ms))
     assert hours == [moment(f"2016-05-01 {at}") for at in ("06:30", "07:00", "08:00")]
     assert simulated("0 * * * *", "America/Caracas", from_ms, to_ms) == [hours[0], hours[2]]
+    from_ms, to_ms = moment("2026-09-06 00:00"), moment("2026-09-07 00:00")
+    assert ours(make_rule("0 0-0 * * 0", "America/Santiago"), from_ms, to_ms) == {}
+    assert simulated("* 0 * * 0", "America/Santiago", from_ms, to_ms) == [moment("2026-09-06 04:00")]
 
 
 @settings(max_examples=100)
