@@ -113,3 +113,15 @@ class Counting:
         found = self._view.keys(start, stop, limit=limit, reverse=reverse)
         self.rows += len(found)
         return found
+
+
+def test_of_a_common_task_and_a_rare_state_the_state_is_walked():
+    """The dead jobs of a task with a million jobs took a thousand calls to find."""
+    world = World(version=3)
+    for number in range(300):
+        world.do(submit(f"j{number}", task="common", queue="q"))
+    for number in (7, 120, 250):
+        world.do(CancelJob(f"j{number}"))
+    for queue in ("q", None):
+        wanted = Wanted(queue, 5, [trait_of("task", "common")])
+        assert lists.find_jobs(world.txn, wanted, None, 20) == ([251, 121, 8], None)

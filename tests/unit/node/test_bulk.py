@@ -277,3 +277,15 @@ async def test_long_looks_come_one_a_pass_of_the_loop() -> None:
 async def raise_version(node: OneNode) -> None:
     node.proposer.send([RaiseMachineVersion(2)])
     await settle()
+
+
+async def test_a_list_by_state_and_task_has_those_that_are_both() -> None:
+    node = await OneNode().open()
+    for number in range(4):
+        await node.submit(id=f"j{number}", task="t" if number else "u", tags={"k": "v"})
+    await node.service.cancel("j0")
+    await node.service.cancel("j2")
+    for keys in ({"task": "t"}, {"tag": "k:v", "task": "t"}):
+        listed = await node.service.jobs(wire.JobsQuery(state="cancelled", **keys))
+        assert [job.id for job in listed.jobs] == ["j2"]
+    assert [job.id for job in (await node.service.jobs(wire.JobsQuery(queue="other", tag="k:v"))).jobs] == []
