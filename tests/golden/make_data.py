@@ -13,15 +13,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.unit.core.world import make_spec
+from tests.unit.core.world import make_schedule, make_spec
 
 from horae_node import codec
 from horae_node.applier import Applier
 from horae_node.clock import ManualClock
 from horae_node.core import commands as c
-from horae_node.core import views
+from horae_node.core import schedule_views, views
 from horae_node.core.commands import ENTRY_VERSION, Command, Header
-from horae_node.core.model import NO_SETTINGS, Follower, JobSpec, Links, OnFailure
+from horae_node.core.model import NO_SETTINGS, Follower, JobSpec, Links, Occurrence, OnFailure
 from horae_node.core.tables import linked
 from horae_node.raft.pysyncobj_journal import ENTRY_NOOP, ENTRY_REGULAR
 from horae_node.voters import write_voters
@@ -90,7 +90,23 @@ def history() -> list[tuple[Command, ...]]:
         (submit(_linked("waits", ("follower", "fleeting")), None, 0, b""),),
         (c.DeleteJob("first"), c.AdvanceTime(100)),
         (submit(make_spec("last-of-3", tags=(("a", "b"),)), None, 0, b""),),
+        (c.RaiseMachineVersion(4),),  # index 42
+        (c.PutSchedule(make_schedule("s", overlap=2, missed=1, job=_linked("", (), "")), False, _at(45_000), None),),
+        (c.PutSchedule(make_schedule("t", cron=None, every_ms=1500), True, _at(46_500), 0),),
+        (c.FireSchedule("s", (_at(45_000),), _at(46_000, 5)), c.TriggerSchedule("t", "t@manual")),
+        (c.FireSchedule("s", (_at(46_000, 5),), _at(60_000)), c.PauseSchedule("s")),
+        (c.FireSchedule("t", (_at(46_500),), _at(48_000)), c.BackfillSchedule("s", (_at(40_000),))),
+        (c.PutSchedule(make_schedule("gone"), False, _at(60_000), None), c.FireSchedule("s", (_at(9),), None)),
+        (c.ResumeSchedule("s", _at(46_000, 5)), c.DeleteSchedule("gone")),
+        (c.FireSchedule("s", (_at(46_000, 5),), _at(70_000)),),
+        (c.ClaimJobs("chain", ("chain",), 9, None, ""), c.AdvanceTime(100)),
+        (submit(make_spec("last-of-4"), None, 0, b""),),
     ]
+
+
+def _at(ms: int, jitter_ms: int = 0) -> Occurrence:
+    """A moment of the history, whose entries are a second apart."""
+    return Occurrence(NOW_MS + ms, NOW_MS + ms + jitter_ms, "")
 
 
 def _whole(spec: JobSpec) -> c.SubmitJob:
@@ -132,13 +148,20 @@ def described(applier: Applier) -> dict[str, dict[str, Any]]:
     numbers = range(1, applier.meta().job_seq + 1)
     records = {f"job {seq}": run for seq in numbers if (run := views.run(view, seq)) is not None}
     records |= {f"queue {queue}": counts for queue, counts in views.all_counts(view).items()}
+    records |= {f"schedule {found.spec.id}": found.run for found in schedule_views.page(view, "", 1000)}
     names = {queue: views.settings(view, queue) for queue in views.queue_names(view, "", 1000)}
     records |= {f"settings {queue}": kept for queue, kept in names.items() if kept is not NO_SETTINGS}
     return {name: _plain(record) for name, record in {"meta": applier.meta(), **records}.items()}
 
 
 def _plain(record: Any) -> dict[str, Any]:
-    return {key: value.hex() if isinstance(value, bytes) else value for key, value in record._asdict().items()}
+    return {key: _plain_value(value) for key, value in record._asdict().items()}
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    return list(value) if isinstance(value, tuple) else value
 
 
 def open_applier(store: LmdbStore) -> Applier:

@@ -33,7 +33,7 @@ def open_log(directory: Path) -> LmdbRaftLog:
 
 
 def test_there_is_one_of_each_version() -> None:
-    assert VERSIONS == ["v1", "v2", "v3", "v4"]
+    assert VERSIONS == ["v1", "v2", "v3", "v4", "v5"]
 
 
 def require_equal(found: dict[str, dict[str, Any]], expected: dict[str, dict[str, Any]]) -> None:

@@ -1,0 +1,186 @@
+"""The leader's reckoning and the machine together: over outages of any length, each moment that a schedule names comes
+to what its policy says, and to nothing else. The oracle is a plain list of the moments and the rule in words."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.core.world import NOW_MS, World, make_schedule
+
+from horae_node import cron, translate
+from horae_node.clock import ManualClock
+from horae_node.core import schedule_views
+from horae_node.core.commands import PauseSchedule, PutSchedule
+from horae_node.core.model import Fate, Missed, Occurrence, ScheduleSpec
+from horae_node.core.results import ScheduleChanged
+from horae_node.leader.scheduler import OCCURRENCES_MAX, Scheduler, fire_command, next_occurrence
+
+HOUR_MS = 3_600_000
+BEGIN_MS = 1_774_000_000_000
+"""March 2026: the clocks of Europe and America change in the weeks to come."""
+
+RULES = st.sampled_from(
+    [
+        {"cron": "*/10 * * * *"},
+        {"cron": "30 2 * * *"},
+        {"cron": "15 */3 * * *"},
+        {"cron": "0 0,12 * * 1-5"},
+        {"cron": "H H * * *"},
+        {"cron": None, "every_ms": 37 * 60_000},
+        {"cron": None, "every_ms": 7_200_000, "starts_ms": BEGIN_MS + 5_000_000},
+        {"cron": "0 * * * *", "ends_ms": BEGIN_MS + 400 * HOUR_MS},
+    ]
+)
+ZONES = st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "America/Santiago"])
+specs = st.builds(
+    lambda rule, zone, gap, repeat, missed, grace_ms, catch_up_ms, most, jitter_ms: make_schedule(
+        "s",
+        **{"cron": None}
+        | rule
+        | {
+            "timezone": zone,
+            "dst_gap": gap,
+            "dst_repeat": repeat,
+            "missed": int(missed),
+            "grace_ms": grace_ms,
+            "catch_up_ms": catch_up_ms,
+            "max_catch_up": most,
+            "jitter_ms": jitter_ms,
+        },
+    ),
+    RULES,
+    ZONES,
+    st.sampled_from(["after", "skip"]),
+    st.sampled_from(["first", "last", "both"]),
+    st.sampled_from(Missed),
+    st.sampled_from([0, 60_000, HOUR_MS]),
+    st.sampled_from([HOUR_MS, 24 * HOUR_MS, 1000 * HOUR_MS]),
+    st.sampled_from([1, 3, 1000]),
+    st.sampled_from([0, 90_000]),
+)
+outages = st.lists(
+    st.sampled_from([1, 60_000, HOUR_MS, 5 * HOUR_MS, 40 * HOUR_MS, 300 * HOUR_MS]), min_size=1, max_size=8
+)
+
+
+def put(world: World, spec: ScheduleSpec) -> None:
+    outcome = world.do(PutSchedule(spec, False, next_occurrence(spec, world.now_ms), None))
+    assert isinstance(outcome, ScheduleChanged)
+
+
+def look(world: World) -> None:
+    """The leader at this moment: whatever has come is commanded, until nothing is due."""
+    scheduler = Scheduler(ManualClock())
+    while commands := scheduler.firings(world.txn, world.now_ms):
+        world.apply(*commands)
+
+
+def moments(spec: ScheduleSpec, from_ms: int, to_ms: int) -> list[Occurrence]:
+    """Those whose turn comes by then, by the calendar alone."""
+    found, at_ms = [], from_ms
+    while (one := next_occurrence(spec, at_ms)) is not None and one.fire_ms <= to_ms:
+        found.append(one)
+        at_ms = one.nominal_ms
+    return found
+
+
+def expected(spec: ScheduleSpec, named: list[Occurrence], looks: list[int]) -> list[tuple[int, Fate]]:
+    fates = []
+    made_up = 0
+    for place, one in enumerate(named):
+        seen_ms = next(moment for moment in looks if moment >= one.fire_ms)
+        later = named[place + 1] if place + 1 < len(named) else None
+        late_ms = seen_ms - one.fire_ms
+        if one.note:
+            fate = Fate.DST_SKIPPED
+        elif late_ms <= spec.grace_ms:
+            fate, made_up = Fate.RAN, 0
+        elif spec.missed == Missed.SKIP or late_ms > spec.catch_up_ms:
+            fate = Fate.SKIPPED_MISSED
+        elif spec.missed == Missed.LATEST and later is not None and seen_ms - later.fire_ms > spec.grace_ms:
+            fate = Fate.FOLDED
+        elif spec.missed == Missed.ALL and made_up >= spec.max_catch_up:
+            fate = Fate.DROPPED_LIMIT
+        else:
+            fate, made_up = Fate.RAN, made_up + 1
+        fates.append((one.nominal_ms, fate))
+    return fates
+
+
+@settings(max_examples=60, deadline=None)
+@given(specs, outages)
+def test_each_moment_comes_to_what_the_policy_says(spec: ScheduleSpec, pauses: list[int]):
+    world = World(version=4)
+    world.now_ms = BEGIN_MS
+    put(world, spec)
+    looks = []
+    for pause_ms in pauses:
+        world.now_ms += pause_ms
+        looks.append(world.now_ms)
+        look(world)
+    named = moments(spec, BEGIN_MS, looks[-1])
+    _, run = schedule_views.schedule(world.txn, "s")
+    lines = schedule_views.ledger(world.txn, run, 0, 2**62, 10_000)
+    assert [(nominal_ms, Fate(fate)) for nominal_ms, (fate, _) in lines] == expected(spec, named, looks)
+    made = {nominal_ms for nominal_ms, (fate, _) in lines if fate == Fate.RAN}
+    prefix = b"J" + b"s\0"
+    assert len(world.txn.keys(prefix, b"J" + b"s\1", limit=10_000)) == len(made)
+    following = next_occurrence(spec, named[-1].nominal_ms if named else BEGIN_MS)
+    assert run.next == following
+
+
+def test_an_outage_is_worked_off_in_steps_and_others_have_their_turn():
+    world = World(version=4)
+    world.now_ms = BEGIN_MS
+    put(world, make_schedule("backlog", cron=None, every_ms=1000, missed=int(Missed.ALL)))
+    world.now_ms += 60 * 60_000
+    put(world, make_schedule("other", cron="* * * * *"))
+    world.now_ms += 60_000
+    order = []
+    scheduler = Scheduler(ManualClock())
+    for _ in count():
+        commands = scheduler.firings(world.txn, world.now_ms)
+        if not commands:
+            break
+        assert all(len(command.occurrences) <= OCCURRENCES_MAX for command in commands)
+        order += [command.schedule_id for command in commands]
+        world.apply(*commands)
+    assert order[:2] == ["backlog", "other"]
+    assert order.count("backlog") == -(-3660 // OCCURRENCES_MAX)
+
+
+def test_a_schedule_that_cannot_be_reckoned_holds_up_no_other():
+    """Another node knew the zone when it was made; this one's data do not."""
+    world = World(version=4)
+    world.now_ms = BEGIN_MS
+    fine = make_schedule("fine", cron="* * * * *")
+    put(world, fine)
+    foreign = make_schedule("foreign", cron="* * * * *", timezone="Mars/Olympus")
+    world.do(PutSchedule(foreign, False, Occurrence(BEGIN_MS + 1, BEGIN_MS + 1, ""), None))
+    world.now_ms += 60_000
+    clock = ManualClock()
+    scheduler = Scheduler(clock)
+    assert [command.schedule_id for command in scheduler.firings(world.txn, world.now_ms)] == ["fine"]
+    with pytest.raises(cron.CronError):
+        fire_command(*schedule_views.schedule(world.txn, "foreign"), world.now_ms)
+
+
+def test_a_pause_between_reckoning_and_entry_is_a_pause():
+    world = World(version=4)
+    world.now_ms = BEGIN_MS
+    put(world, make_schedule("s", cron="* * * * *"))
+    world.now_ms += 60_000
+    (command,) = Scheduler(ManualClock()).firings(world.txn, world.now_ms)
+    world.apply(PauseSchedule("s"), command)
+    _, run = schedule_views.schedule(world.txn, "s")
+    lines = schedule_views.ledger(world.txn, run, 0, 2**62, 10)
+    assert [Fate(fate) for _, (fate, _) in lines] == [Fate.PAUSED]
+
+
+def test_the_rule_that_is_stored_is_the_one_that_was_said():
+    spec = make_schedule("s", cron="0 5 * * *", timezone="Asia/Tokyo", starts_ms=NOW_MS, ends_ms=NOW_MS * 2)
+    rule = translate.rule_of(spec)
+    assert rule == cron.Rule("0 5 * * *", None, "Asia/Tokyo", "after", "first", NOW_MS, NOW_MS * 2, "s")
