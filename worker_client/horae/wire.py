@@ -236,7 +236,7 @@ def _require_links(request: SubmitRequest) -> None:
         _require_follower(request.then)
         then: SubmitRequest | None = request.then
         while then is not None:
-            if request.id is not None and then.id == request.id:
+            if request.id and then.id == request.id:
                 raise Contradiction("then", f"names two jobs {request.id!r}: one id is one job")
             then = then.then
 
@@ -254,7 +254,7 @@ def _require_follower(then: SubmitRequest) -> None:
     followers, ids = 1, {then.id}
     while (later := then.then) is not None:
         then, followers = later, followers + 1
-        if then.id is not None and then.id in ids:
+        if then.id and then.id in ids:
             raise Contradiction("then", f"names two jobs {then.id!r}: one id is one job")
         ids.add(then.id)
         if followers > THEN_JOBS_MAX:

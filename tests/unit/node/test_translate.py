@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from horae import wire
 from horae_node import translate
 from horae_node.core.commands import SubmitJob
+from horae_node.core.tables import follower_of
 
 
 def submit(**keys: object) -> SubmitJob:
@@ -62,3 +63,16 @@ def test_an_id_made_here_is_a_uuid_of_version_7_and_new_each_time() -> None:
     assert first != second
     assert first[14] == "7"
     assert int(first.replace("-", "")[:12], 16) == 1_700_000_000_000
+
+
+def test_a_template_that_is_followed_has_no_names() -> None:
+    """Each trigger's jobs have ids of their own; a check of given ids took the empty ones for doubles."""
+    job = {"task": "t", "then": {"task": "u", "then": {"task": "v"}}}
+    request = msgspec.convert({"cron": "@hourly", "job": job}, wire.ScheduleRequest)
+    spec = translate.schedule_spec("s", request)
+    assert translate.schedule_spec("s", request) == spec
+    follower = follower_of(spec.job)
+    assert follower is not None
+    later = follower_of(follower.spec)
+    assert later is not None
+    assert (spec.job.id, follower.spec.id, later.spec.id, later.spec.task) == ("", "", "", "v")
