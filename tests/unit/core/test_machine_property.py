@@ -6,33 +6,40 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.unit.core.world import HASH, World, make_spec, submit
+from tests.unit.core.world import HASH, World, make_schedule, make_spec, submit
 
-from horae_node.core import lists, machine, views
+from horae_node.core import lists, machine, schedule_views, views
 from horae_node.core.commands import (
     ENTRY_VERSION,
     AdvanceTime,
+    BackfillSchedule,
     CancelJob,
     ClaimJobs,
     Command,
     CompleteJob,
     DeleteJob,
+    DeleteSchedule,
     FailJob,
+    FireSchedule,
     Header,
     HeartbeatLease,
     OpenEpoch,
+    PauseSchedule,
+    PutSchedule,
     RaiseMachineVersion,
     ReleaseJob,
     RequeueJob,
+    ResumeSchedule,
     RunJobNow,
     SetQueue,
     SubmitBatch,
     SubmitJob,
+    TriggerSchedule,
 )
 from horae_node.core.digest import state_digest
-from horae_node.core.model import NO_SETTINGS, Follower, Links, OnFailure
+from horae_node.core.model import NO_SETTINGS, Follower, Links, Missed, Occurrence, OnFailure, Overlap
 from horae_node.core.results import EntryOutcome, Granted
-from horae_node.core.tables import TOMBSTONE_MS, TRAITS_FROM, linked
+from horae_node.core.tables import TOMBSTONE_MS, TRAITS_FROM, linked, spec_of
 from horae_storage.kv import Txn
 from horae_storage.memory import MemoryStore
 
@@ -135,6 +142,46 @@ def reports(draw: st.DrawFn, world: World) -> Command:
     )
 
 
+@st.composite
+def on_schedules(draw: st.DrawFn, world: World) -> Command:
+    """What people and the leader command of two schedules: mostly what fits their state, sometimes not."""
+    name = draw(st.sampled_from(["s", "t"]))
+    found = schedule_views.find(world.txn, name)
+    soon = world.now_ms + draw(st.sampled_from([-700, 1, 500, 2000]))
+    later = draw(
+        st.none() | st.builds(lambda ms, jitter_ms: Occurrence(soon + ms, soon + ms + jitter_ms, ""), spans, spans)
+    )
+    first = Occurrence(soon, soon, draw(st.sampled_from(["", "", "", "no such time"])))
+    have = found.run.next if found is not None and found.run.next is not None else first
+    between = have.nominal_ms + 1
+    come = draw(st.sampled_from([(have,), (have, Occurrence(between, between, "")), (first,)]))
+    template = draw(submits).spec
+    spec = make_schedule(
+        name,
+        missed=int(draw(st.sampled_from(Missed))),
+        overlap=int(draw(st.sampled_from(Overlap))),
+        grace_ms=draw(spans),
+        catch_up_ms=draw(spans),
+        max_catch_up=draw(st.sampled_from([1, 3])),
+        job=spec_of(("", *template[1:])),
+    )
+    return draw(
+        st.sampled_from(
+            [
+                PutSchedule(spec, draw(st.booleans()), first, draw(st.sampled_from([None, None, 0, 3]))),
+                FireSchedule(name, come, later),
+                FireSchedule(name, come, later),
+                FireSchedule(name, come, later),
+                PauseSchedule(name),
+                ResumeSchedule(name, draw(st.sampled_from([None, first]))),
+                DeleteSchedule(name),
+                TriggerSchedule(name, draw(ids)),
+                BackfillSchedule(name, come),
+            ]
+        )
+    )
+
+
 class Recorder(World):
     """Keeps the log and the outcomes, and watches every grant."""
 
@@ -168,7 +215,9 @@ def test_any_history_keeps_the_promises(data: st.DataObject):
     world = Recorder()
     world.apply(RaiseMachineVersion(data.draw(st.sampled_from([1, 2, 3, 4, 4]))))
     for _ in range(data.draw(st.integers(1, 40))):
-        commands = data.draw(st.lists(plain | claims | reports(world) | reports(world), min_size=1, max_size=3))
+        commands = data.draw(
+            st.lists(plain | claims | reports(world) | reports(world) | on_schedules(world), min_size=1, max_size=3)
+        )
         world.apply(*commands)
         world.now_ms += data.draw(spans)
         world.lease_clock += data.draw(spans)
@@ -201,6 +250,7 @@ def check_drains(world: World) -> None:
         spec = views.spec(world.txn, job)
         assert spec is not None
         world.do(CancelJob(spec.id))
+    world.apply(DeleteSchedule("s"), DeleteSchedule("t"))
     for _ in range(3):
         world.pass_ms(100_000 + TOMBSTONE_MS)
         world.do(AdvanceTime(1000))
