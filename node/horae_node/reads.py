@@ -178,26 +178,28 @@ def _follower_view(spec: JobSpec) -> wire.FollowerView | None:
     follower = follower_of(spec)
     if follower is None:
         return None
-    job, delay_ms, _ = follower
-    return wire.FollowerView(
-        id=job.id,
-        task=job.task,
-        payload=Raw(job.payload),
-        queue=job.queue,
-        delay_seconds=delay_ms / 1000,
-        priority=job.priority,
-        max_attempts=job.max_attempts,
-        retry=_retry_view(*job[6:10]),
-        lease_seconds=job.lease_ms / 1000,
-        timeout_seconds=job.timeout_ms / 1000,
-        max_lost=job.max_lost,
-        ttl_seconds=None if job.ttl_ms is None else job.ttl_ms / 1000,
-        unique_key=job.unique_key,
-        concurrency_key=job.concurrency_key,
-        tags=dict(job.tags),
-        retention_seconds=job.retention_ms / 1000,
-        then=_follower_view(job),
-    )
+    return wire.FollowerView(**_terms(follower.spec), id=follower.spec.id, delay_seconds=follower.delay_ms / 1000)
+
+
+def _terms(job: JobSpec) -> dict[str, Any]:
+    """What a job that is to be has of its own."""
+    return {
+        "task": job.task,
+        "payload": Raw(job.payload),
+        "queue": job.queue,
+        "priority": job.priority,
+        "max_attempts": job.max_attempts,
+        "retry": _retry_view(*job[6:10]),
+        "lease_seconds": job.lease_ms / 1000,
+        "timeout_seconds": job.timeout_ms / 1000,
+        "max_lost": job.max_lost,
+        "ttl_seconds": None if job.ttl_ms is None else job.ttl_ms / 1000,
+        "unique_key": job.unique_key,
+        "concurrency_key": job.concurrency_key,
+        "tags": dict(job.tags),
+        "retention_seconds": job.retention_ms / 1000,
+        "then": _follower_view(job),
+    }
 
 
 def schedule_view(spec: ScheduleSpec, run: ScheduleRun) -> wire.ScheduleView:
@@ -208,7 +210,7 @@ def schedule_view(spec: ScheduleSpec, run: ScheduleRun) -> wire.ScheduleView:
         cron=spec.cron,
         every_seconds=None if spec.every_ms is None else spec.every_ms / 1000,
         timezone=spec.timezone,
-        job=_template_view(spec.job),
+        job=wire.TemplateView(**_terms(spec.job)),
         missed=MISSED[spec.missed],
         catch_up_seconds=spec.catch_up_ms / 1000,
         max_catch_up=spec.max_catch_up,
@@ -225,26 +227,6 @@ def schedule_view(spec: ScheduleSpec, run: ScheduleRun) -> wire.ScheduleView:
         next_nominal_time=None if following is None else moment_text(following.nominal_ms),
         next_run_at=None if following is None else moment_text(following.fire_ms),
         last_nominal_time=None if run.last_nominal_ms is None else moment_text(run.last_nominal_ms),
-    )
-
-
-def _template_view(job: JobSpec) -> wire.TemplateView:
-    return wire.TemplateView(
-        task=job.task,
-        payload=Raw(job.payload),
-        queue=job.queue,
-        priority=job.priority,
-        max_attempts=job.max_attempts,
-        retry=_retry_view(*job[6:10]),
-        lease_seconds=job.lease_ms / 1000,
-        timeout_seconds=job.timeout_ms / 1000,
-        max_lost=job.max_lost,
-        ttl_seconds=None if job.ttl_ms is None else job.ttl_ms / 1000,
-        unique_key=job.unique_key,
-        concurrency_key=job.concurrency_key,
-        tags=dict(job.tags),
-        retention_seconds=job.retention_ms / 1000,
-        then=_follower_view(job),
     )
 
 

@@ -683,14 +683,12 @@ class RetryView(Struct):
     jitter: float
 
 
-class FollowerView(Struct):
-    """The job that a success brings forth, as it was submitted with the job before it."""
+class TemplateView(Struct):
+    """A job that is to be, as it was said: that of each trigger of a schedule."""
 
-    id: str
     task: str
     payload: Raw
     queue: str
-    delay_seconds: float
     priority: int
     max_attempts: int
     retry: RetryView
@@ -703,6 +701,13 @@ class FollowerView(Struct):
     tags: dict[str, str]
     retention_seconds: float
     then: FollowerView | None
+
+
+class FollowerView(TemplateView):
+    """The job that a success brings forth, as it was submitted with the job before it."""
+
+    id: str
+    delay_seconds: float
 
 
 class JobView(Struct):
@@ -811,26 +816,6 @@ class QueueView(Struct):
 class QueueList(Struct):
     queues: list[QueueView]
     next_cursor: str | None
-
-
-class TemplateView(Struct):
-    """The job that each trigger makes."""
-
-    task: str
-    payload: Raw
-    queue: str
-    priority: int
-    max_attempts: int
-    retry: RetryView
-    lease_seconds: float
-    timeout_seconds: float
-    max_lost: int
-    ttl_seconds: float | None
-    unique_key: str | None
-    concurrency_key: str | None
-    tags: dict[str, str]
-    retention_seconds: float
-    then: FollowerView | None
 
 
 class ScheduleView(Struct):
