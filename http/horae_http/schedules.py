@@ -13,10 +13,13 @@ from horae_http.codec import BodyReader
 from horae_http.errors import field_failure
 from horae_http.jobs import age_lines, settle_payloads
 from horae_http.routing import Call, Route
+from horae_node.core.decide.schedules import ANY_VERSION
 from horae_node.service import Service
 
 _IF_MATCH: Final = "If-Match"
 _IF_NONE_MATCH: Final = "If-None-Match"
+NO_VERSION: Final = -2
+"""No schedule has it."""
 _VERSION: Final = re.compile(r'"?([0-9]{1,18})"?').fullmatch
 
 
@@ -42,12 +45,14 @@ def _if_version(call: Call) -> int | None:
             raise field_failure("invalid", f"/{_IF_NONE_MATCH}", "must be `*`: only make it")
         return 0
     wanted = call.headers.get(_IF_MATCH)
-    if wanted is None or wanted.strip() == "*":
+    if wanted is None:
         return None
+    if wanted.strip() == "*":
+        return ANY_VERSION
     found = _VERSION(wanted.strip())
     if found is None:
         raise field_failure("invalid", f"/{_IF_MATCH}", "must be a schedule's version in quotes, as its `ETag` has it")
-    return int(found[1])
+    return int(found[1]) or NO_VERSION
 
 
 def _tag(view: wire.ScheduleView) -> bytes:
@@ -99,7 +104,8 @@ async def _change(service: Service, call: Call, change: Callable[[str], Awaitabl
 
 async def trigger_schedule(service: Service, call: Call) -> Answer:
     _require_own(service, call)
-    return codec.answer(201, await service.schedules.trigger(call.item), call.packed_out)
+    view, created = await service.schedules.trigger(call.item)
+    return codec.answer(201 if created else 200, view, call.packed_out)
 
 
 async def backfill_schedule(service: Service, call: Call) -> Answer:
@@ -197,9 +203,9 @@ ROUTES: Final[tuple[Route, ...]] = (
         "POST",
         f"{_ONE}/trigger",
         "triggerSchedule",
-        "Make a job of it now, besides its triggers.",
+        "Make a job of it now, besides its triggers. 200 with the job that has its `unique_key`, where one has.",
         trigger_schedule,
-        {201: wire.JobView},
+        {201: wire.JobView, 200: wire.JobView},
         "submit",
         repeats=_never,
     ),

@@ -26,9 +26,9 @@ from horae_node.core.commands import (
     TriggerSchedule,
 )
 from horae_node.core.decide.schedules import TOO_OLD_FOR_SCHEDULES
-from horae_node.core.model import SCHEDULES_VERSION, Fate, Occurrence
+from horae_node.core.model import SCHEDULES_VERSION, Fate, Occurrence, ScheduleSpec
 from horae_node.core.results import Outcome, Rejected, ScheduleChanged, Submitted, TriggersRan
-from horae_node.core.tables import trigger_id
+from horae_node.core.tables import LEDGER_ROWS_MAX, trigger_id
 from horae_node.errors import NotApplied, Refused
 from horae_node.leader.scheduler import next_occurrence
 from horae_node.leader.session import LeaderSession
@@ -39,7 +39,7 @@ from horae_node.shedding import Rank
 DUE_LOOKS, DUE_LOOK_S = 200, 0.01
 """How long a change waits for what was due before it: a firing takes a few milliseconds."""
 VERSION_LOOKS, VERSION_LOOK_S = 100, 0.05
-RECKONED_A_TURN: Final = 100
+RECKONED_A_TURN: Final = 10
 """Occurrences reckoned before others have their turn: some milliseconds where none is known yet."""
 BACKFILL_PART: Final = 100
 """Triggers that one command backfills."""
@@ -91,18 +91,26 @@ class Schedules:
 
         def command() -> Command:
             first = next_occurrence(spec, self._session.now_ms())
+            if first is None and not self._is_stored(spec):
+                raise Refused("invalid", "is over: the schedule would never trigger", "/ends_at")
             return PutSchedule(spec, request.paused, first, if_version)
 
         changed = self._changed(await self._when_nothing_is_due(command), schedule_id)
         return self._view(schedule_id), changed.created
 
+    def _is_stored(self, spec: ScheduleSpec) -> bool:
+        found = schedule_views.find(self._applier.view, spec.id)
+        return found is not None and found.spec == spec
+
     async def delete(self, schedule_id: str) -> None:
         """Its jobs live on. Raises: `Refused("not_found")`, `NotApplied`, `OutcomeUnknown`."""
         self._proposer.require_room(Rank.NEW)
+        self._find(schedule_id)  # so that nothing is proposed that older members do not know
         self._changed(await self._proposer.run_one(DeleteSchedule(schedule_id)), schedule_id)
 
     async def pause(self, schedule_id: str) -> wire.ScheduleView:
         self._proposer.require_room(Rank.NEW)
+        self._find(schedule_id)
         self._changed(await self._proposer.run_one(PauseSchedule(schedule_id)), schedule_id)
         return self._view(schedule_id)
 
@@ -119,8 +127,11 @@ class Schedules:
         self._changed(await self._when_nothing_is_due(command), schedule_id)
         return self._view(schedule_id)
 
-    async def trigger(self, schedule_id: str) -> wire.JobView:
-        """A job of it now, besides its triggers. Raises: `Refused` (`not_found`, `rate_limited`)."""
+    async def trigger(self, schedule_id: str) -> tuple[wire.JobView, bool]:
+        """A job of it now, besides its triggers; or, not new, the one that has its `unique_key`.
+
+        Raises: `Refused` (`not_found`, `rate_limited`).
+        """
         self._proposer.require_room(Rank.NEW)
         self._find(schedule_id)
         job_id = f"{schedule_id}@manual-{ids.uuid7(self._session.now_ms())}"
@@ -128,8 +139,10 @@ class Schedules:
         if isinstance(outcome, Rejected):
             raise _refused(outcome, schedule_id)
         assert isinstance(outcome, Submitted)
-        assert outcome.new is not None
-        return reads.new_job_view(outcome.new.spec, outcome.new.run)
+        if outcome.new is not None:
+            return reads.new_job_view(outcome.new.spec, outcome.new.run), True
+        meta = self._applier.meta()
+        return reads.job_view(self._applier.view, outcome.seq, reads.Clocks(meta.now_ms, meta.lease_clock)), False
 
     async def backfill(self, schedule_id: str, request: wire.BackfillRequest) -> wire.BackfillAnswer:
         """Those triggers of the window that have not run. Raises: `Refused("invalid")` for more than `max_catch_up`."""
@@ -138,6 +151,7 @@ class Schedules:
         from_ms, to_ms = translate.moment_ms(request.from_), translate.moment_ms(request.to)
         if to_ms > self._session.now_ms():
             raise Refused("invalid", "lies in the future: those triggers will come by themselves", "/to")
+        self._require_remembered(found, from_ms)
         most = found.spec.max_catch_up
         named = await _reckon(translate.rule_of(found.spec), from_ms, to_ms, most + 1)
         if len(named) > most:
@@ -152,6 +166,15 @@ class Schedules:
             assert isinstance(outcome, TriggersRan)
             count += outcome.jobs
         return wire.BackfillAnswer(count, len(runs))
+
+    def _require_remembered(self, found: schedule_views.Schedule, from_ms: int) -> None:
+        """What ran before the first line of a full ledger would run again."""
+        if found.run.ledger_rows >= LEDGER_ROWS_MAX:
+            oldest = schedule_views.ledger(self._applier.view, found.run, 0, FOREVER_MS, 1)[0][0]
+            if from_ms < oldest:
+                raise Refused(
+                    "invalid", f"lies before what the ledger remembers ({reads.moment_text(oldest)})", "/from"
+                )
 
     async def _when_nothing_is_due(self, command: Callable[[], Command]) -> Outcome:
         """What was due before the change is dealt with first: the leader is at it."""

@@ -152,6 +152,18 @@ async def test_a_job_by_hand_and_triggers_after_the_fact(any_q: Queue) -> None:
     require_problem(await post(q, "backfill", future), 422, "invalid")
 
 
+async def test_a_job_by_hand_whose_unique_key_is_held_is_the_one_that_has_it(any_q: Queue) -> None:
+    q = any_q
+    (await put(q, cron="0 * * * *", job={"unique_key": "one"})).expect(201)
+    first = (await post(q, "trigger")).expect(201)
+    assert (await post(q, "trigger")).expect(200)["id"] == first["id"]
+    require_problem(await put_if(q, "If-Match", '"0"'), 412, "version")
+    (await q.call("DELETE", f"/v1/schedules/{q.name}")).expect(204)
+    require_problem(await put_if(q, "If-Match", "*"), 412, "version")
+    for verb in ("pause", "resume", "trigger"):
+        require_problem(await post(q, verb), 404, "not_found")
+
+
 async def test_what_comes_next_is_shown_with_what_is_odd(any_q: Queue) -> None:
     q = any_q
     spec = {"cron": "30 2 * * *", "timezone": "Europe/Berlin"}
@@ -183,6 +195,8 @@ async def test_what_comes_next_is_shown_with_what_is_odd(any_q: Queue) -> None:
         ({"cron": "@hourly", "job": {"id": "x"}}, "/job/id"),
         ({"cron": "@hourly", "job": {"run_at": FAR}}, "/job/run_at"),
         ({"cron": "@hourly", "job": {"priority": 101}}, "/job/priority"),
+        ({"cron": "@hourly", "overlap": "cancel", "job": {"unique_key": "k"}}, "/job/unique_key"),
+        ({"cron": "@hourly", "ends_at": "2020-01-01T00:00:00Z"}, "/ends_at"),
         ({"cron": "@hourly", "jitter": 3}, "/jitter"),
     ],
 )

@@ -18,7 +18,7 @@ from horae.wire import Event
 from horae_node.core import schedule_views, views
 from horae_node.core.digest import every_row
 from horae_node.core.invariants import check_invariants
-from horae_node.core.model import FINISHED, Fate, JobSpec, Run, State
+from horae_node.core.model import FINISHED, LINKS_VERSION, Fate, JobSpec, Run, State
 from horae_node.core.results import EntryOutcome, Granted, Rejected, Submitted
 from horae_node.core.tables import RUN, SPEC, group_id, group_row_of, queue_keys, run_of, spec_of, trigger_id
 from horae_node.events import Told
@@ -67,6 +67,8 @@ class Judge:
         self._entry_us = 0
         self._silences_ms = 0
         """How long the cluster has written nothing since its time was last right."""
+        self._early: set[str] = set()
+        """Jobs made before the cluster had taken up the rules by which their ids are remembered."""
         self._lags_ms: dict[str, int] = {}
         """By job: how far cluster time lagged when it was made."""
 
@@ -117,6 +119,8 @@ class Judge:
             elif isinstance(one, Submitted):
                 if one.created and (spec := views.spec(view, one.seq)) is not None:
                     self._lags_ms[spec.id] = lag_ms
+                    if views.meta(view).machine_version < LINKS_VERSION:
+                        self._early.add(spec.id)
             elif isinstance(one, Rejected):
                 self.count(one.code)
 
@@ -269,6 +273,8 @@ class Judge:
             self.count(f"trigger {Fate(line.fate).name.lower()}")
 
     def _check_job(self, job: Job, found: tuple[JobSpec, Run] | None) -> None:
+        if job.job_id in self._early and job.fleeting:
+            return
         self._check_fences(job)
         if job.fleeting:
             self._check_fleeting(job)

@@ -309,12 +309,20 @@ class ScheduleRequest(ScheduleRule, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         _require_template(self.job)
-        if self.missed == "all" and self.overlap != "allow":
+        _require_policies(self.missed, self.overlap)
+        if self.job.unique_key is not None and self.overlap in ("queue", "cancel"):
             raise Contradiction(
-                "overlap",
-                f"`{self.overlap}` contradicts `missed` `all`: triggers that are made up for come all at once, and "
-                "would overlap: use `latest`, or `allow`",
+                "job/unique_key", f"contradicts `overlap` `{self.overlap}`: the old job has it until it is finished"
             )
+
+
+def _require_policies(missed: MissedPolicy, overlap: OverlapPolicy) -> None:
+    if missed == "all" and overlap != "allow":
+        raise Contradiction(
+            "overlap",
+            f"`{overlap}` contradicts `missed` `all`: triggers that are made up for come all at once, and would "
+            "overlap: use `latest`, or `allow`",
+        )
 
 
 class PreviewRequest(ScheduleRule, kw_only=True):
@@ -333,6 +341,7 @@ class PreviewRequest(ScheduleRule, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _require_policies(self.missed, self.overlap)
         if self.job is not None:
             _require_template(self.job)
 

@@ -10,8 +10,10 @@ from horae_node.core.tables import (
     LEDGER,
     RUN,
     SCHEDULE,
+    after_queue,
     id_key,
     is_tombstone,
+    live_prefix,
     pair_bytes,
     run_of,
     schedule_key,
@@ -54,6 +56,12 @@ def next_firing(view: View) -> int | None:
 def due(view: View, now_ms: int, limit: int) -> list[str]:
     """The ids of schedules that have a trigger by then, those first that were due first."""
     return [key[9:].decode() for key in view.keys(FIRE, FIRE + seq_bytes(now_ms + 1), limit=limit)]
+
+
+def live(view: View, schedule_id: str, limit: int) -> int:
+    """How many unfinished jobs it has, counted up to `limit`."""
+    prefix = live_prefix(schedule_id)
+    return len(view.keys(prefix, after_queue(prefix), limit=limit))
 
 
 def page(view: View, after: str, limit: int) -> list[Schedule]:

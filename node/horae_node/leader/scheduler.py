@@ -14,12 +14,14 @@ from horae_node import cron, translate
 from horae_node.clock import Clock
 from horae_node.core import schedule_views
 from horae_node.core.commands import FireSchedule
-from horae_node.core.model import Occurrence, ScheduleRun, ScheduleSpec
+from horae_node.core.decide.schedules import LIVE_MAX
+from horae_node.core.model import Occurrence, Overlap, ScheduleRun, ScheduleSpec
 from horae_node.logs import get_log
 from horae_storage.kv import View
 
-FIRINGS_MAX: Final = 150
-"""Schedules that one entry fires: some ten milliseconds of each node's loop."""
+WORK_MAX: Final = 150
+"""Triggers that one entry deals with, and jobs that it may cancel for them: some ten to thirty milliseconds of each
+node's loop."""
 OCCURRENCES_MAX: Final = 100
 """Triggers of one schedule in one command: what an outage left behind is worked off in steps, others between them."""
 AGAIN_MS: Final = 10_000
@@ -36,21 +38,32 @@ class Scheduler:
         self._broken: dict[str, int] = {}
 
     def firings(self, view: View, now_ms: int) -> list[FireSchedule]:
-        """For the schedules that have been due for longest."""
+        """For the schedules that have been due for longest, as many as one entry may have."""
         commands = []
-        for schedule_id in schedule_views.due(view, now_ms, FIRINGS_MAX + len(self._broken)):
-            command = self._firing(view, schedule_id, now_ms)
+        left = WORK_MAX
+        for schedule_id in schedule_views.due(view, now_ms, WORK_MAX + len(self._broken)):
+            if left <= 0:
+                break
+            command = self._firing(view, schedule_id, now_ms, left)
             if command is not None:
                 commands.append(command)
-        return commands[:FIRINGS_MAX]
+                left -= len(command.occurrences) + self._live(view, schedule_id)
+        return commands
 
-    def _firing(self, view: View, schedule_id: str, now_ms: int) -> FireSchedule | None:
+    @staticmethod
+    def _live(view: View, schedule_id: str) -> int:
+        """Jobs that a firing may have to cancel."""
+        if schedule_views.schedule(view, schedule_id).spec.overlap != Overlap.CANCEL:
+            return 0
+        return schedule_views.live(view, schedule_id, LIVE_MAX)
+
+    def _firing(self, view: View, schedule_id: str, now_ms: int, most: int) -> FireSchedule | None:
         again_ms = self._broken.get(schedule_id)
         if again_ms is not None and self._clock.monotonic_ms() < again_ms:
             return None
         spec, run = schedule_views.schedule(view, schedule_id)
         try:
-            command = fire_command(spec, run, now_ms)
+            command = fire_command(spec, run, now_ms, min(most, OCCURRENCES_MAX))
         except cron.CronError as error:
             log.warning("schedule_cannot_be_reckoned", schedule=schedule_id, reason=str(error))
             self._broken[schedule_id] = self._clock.monotonic_ms() + AGAIN_MS
@@ -59,12 +72,12 @@ class Scheduler:
         return command
 
 
-def fire_command(spec: ScheduleSpec, run: ScheduleRun, now_ms: int) -> FireSchedule:
-    """All triggers that have come, up to `OCCURRENCES_MAX`, and the one after them. Raises: `CronError`."""
+def fire_command(spec: ScheduleSpec, run: ScheduleRun, now_ms: int, most: int) -> FireSchedule:
+    """All triggers that have come, at most so many, and the one after them. Raises: `CronError`."""
     assert run.next is not None
     come = [run.next]
     while (following := next_occurrence(spec, come[-1].nominal_ms)) is not None:
-        if following.fire_ms > now_ms or len(come) == OCCURRENCES_MAX:
+        if following.fire_ms > now_ms or len(come) == most:
             break
         come.append(following)
     return FireSchedule(spec.id, tuple(come), following)

@@ -8,15 +8,25 @@ from itertools import count
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.core.world import NOW_MS, World, make_schedule
+from tests.unit.core.world import NOW_MS, World, make_schedule, make_spec
 
 from horae_node import cron, translate
 from horae_node.clock import ManualClock
 from horae_node.core import schedule_views
-from horae_node.core.commands import PauseSchedule, PutSchedule
-from horae_node.core.model import Fate, Missed, Occurrence, ScheduleSpec
+from horae_node.core.changes import JobSubmitted
+from horae_node.core.commands import (
+    AdvanceTime,
+    BackfillSchedule,
+    CancelJob,
+    PauseSchedule,
+    PutSchedule,
+    ResumeSchedule,
+)
+from horae_node.core.decide import schedules
+from horae_node.core.model import Fate, Missed, Occurrence, Overlap, ScheduleSpec
 from horae_node.core.results import ScheduleChanged
-from horae_node.leader.scheduler import OCCURRENCES_MAX, Scheduler, fire_command, next_occurrence
+from horae_node.core.tables import LEDGER_ROWS_MAX, TOMBSTONE_MS, trigger_id
+from horae_node.leader.scheduler import OCCURRENCES_MAX, WORK_MAX, Scheduler, fire_command, next_occurrence
 
 HOUR_MS = 3_600_000
 BEGIN_MS = 1_774_000_000_000
@@ -92,7 +102,7 @@ def expected(spec: ScheduleSpec, named: list[Occurrence], looks: list[int]) -> l
     made_up = 0
     for place, one in enumerate(named):
         seen_ms = next(moment for moment in looks if moment >= one.fire_ms)
-        later = named[place + 1] if place + 1 < len(named) else None
+        later = next((other for other in named[place + 1 :] if not other.note), None)
         late_ms = seen_ms - one.fire_ms
         if one.note:
             fate = Fate.DST_SKIPPED
@@ -124,10 +134,11 @@ def test_each_moment_comes_to_what_the_policy_says(spec: ScheduleSpec, pauses: l
     named = moments(spec, BEGIN_MS, looks[-1])
     _, run = schedule_views.schedule(world.txn, "s")
     lines = schedule_views.ledger(world.txn, run, 0, 2**62, 10_000)
-    assert [(nominal_ms, Fate(fate)) for nominal_ms, (fate, _) in lines] == expected(spec, named, looks)
-    made = {nominal_ms for nominal_ms, (fate, _) in lines if fate == Fate.RAN}
+    fates = expected(spec, named, looks)
+    assert [(nominal_ms, Fate(fate)) for nominal_ms, (fate, _) in lines] == fates[-LEDGER_ROWS_MAX:]
+    made = {nominal_ms for nominal_ms, fate in fates if fate == Fate.RAN}
     prefix = b"J" + b"s\0"
-    assert len(world.txn.keys(prefix, b"J" + b"s\1", limit=10_000)) == len(made)
+    assert len(world.txn.keys(prefix, b"J" + b"s\1", limit=20_000)) == len(made)
     following = next_occurrence(spec, named[-1].nominal_ms if named else BEGIN_MS)
     assert run.next == following
 
@@ -149,7 +160,7 @@ def test_an_outage_is_worked_off_in_steps_and_others_have_their_turn():
         order += [command.schedule_id for command in commands]
         world.apply(*commands)
     assert order[:2] == ["backlog", "other"]
-    assert order.count("backlog") == -(-3660 // OCCURRENCES_MAX)
+    assert order.count("backlog") >= 3660 // OCCURRENCES_MAX
 
 
 def test_a_schedule_that_cannot_be_reckoned_holds_up_no_other():
@@ -165,7 +176,7 @@ def test_a_schedule_that_cannot_be_reckoned_holds_up_no_other():
     scheduler = Scheduler(clock)
     assert [command.schedule_id for command in scheduler.firings(world.txn, world.now_ms)] == ["fine"]
     with pytest.raises(cron.CronError):
-        fire_command(*schedule_views.schedule(world.txn, "foreign"), world.now_ms)
+        fire_command(*schedule_views.schedule(world.txn, "foreign"), world.now_ms, 1)
 
 
 def test_a_pause_between_reckoning_and_entry_is_a_pause():
@@ -178,6 +189,110 @@ def test_a_pause_between_reckoning_and_entry_is_a_pause():
     _, run = schedule_views.schedule(world.txn, "s")
     lines = schedule_views.ledger(world.txn, run, 0, 2**62, 10)
     assert [Fate(fate) for _, (fate, _) in lines] == [Fate.PAUSED]
+
+
+def ledger(world: World, name: str = "s") -> list[tuple[int, str]]:
+    _, run = schedule_views.schedule(world.txn, name)
+    lines = schedule_views.ledger(world.txn, run, 0, 2**62, 20_000)
+    return [(nominal_ms - BEGIN_MS, Fate(fate).name.lower()) for nominal_ms, (fate, _) in lines]
+
+
+def test_a_resume_makes_up_for_all_that_went_by_and_passes_over_nothing():
+    """The simulator's seed 99500066: a trigger named before a pause, and due after the resume, was passed over."""
+    world = World(version=4)
+    world.now_ms = BEGIN_MS
+    spec = make_schedule("s", cron=None, every_ms=20_000, jitter_ms=19_000, missed=int(Missed.ALL), grace_ms=0)
+    put(world, spec)
+    world.now_ms += 20_001
+    world.do(PauseSchedule("s"))
+    world.now_ms += 60_000
+    look(world)
+    assert [fate for _, fate in ledger(world)] == ["paused"] * len(ledger(world))
+    _, run = schedule_views.schedule(world.txn, "s")
+    assert run.paused_ms == BEGIN_MS + 20_000
+    world.do(ResumeSchedule("s", next_occurrence(spec, run.paused_ms - 1)))
+    look(world)
+    assert [fate for _, fate in ledger(world)] == ["ran"] * len(ledger(world))
+    assert [nominal_ms for nominal_ms, _ in ledger(world)] == [20_000 * n for n in range(1, len(ledger(world)) + 1)]
+
+
+def test_an_edit_lets_a_trigger_run_that_has_had_its_time():
+    """Its jitter was not over: the new rule began after it, and it was in no ledger."""
+    world = World(version=4)
+    world.now_ms = BEGIN_MS
+    spec = make_schedule("s", cron=None, every_ms=20_000, jitter_ms=19_000)
+    put(world, spec)
+    world.now_ms += 20_001
+    put(world, spec._replace(grace_ms=1))
+    world.now_ms += 60_000
+    look(world)
+    assert ledger(world)[0][0] == 20_000
+
+
+def test_what_came_to_something_does_not_come_to_something_else():
+    world = World(version=4)
+    world.now_ms = BEGIN_MS
+    spec = make_schedule(
+        "s", cron=None, every_ms=60_000, missed=int(Missed.ALL), grace_ms=0, job=make_spec("", retention_ms=0)
+    )
+    put(world, spec)
+    world.do(PauseSchedule("s"))
+    world.now_ms += 180_000
+    look(world)
+    named = moments(spec, BEGIN_MS, world.now_ms)
+    world.do(BackfillSchedule("s", tuple(named[:2])))
+    for nominal_ms, _ in ledger(world)[:2]:
+        world.do(CancelJob(trigger_id("s", BEGIN_MS + nominal_ms)))
+    world.now_ms += 2 * TOMBSTONE_MS
+    world.do(AdvanceTime(1000))
+    _, run = schedule_views.schedule(world.txn, "s")
+    assert run.paused_ms is not None
+    world.do(ResumeSchedule("s", next_occurrence(spec, run.paused_ms - 1)))
+    made = world.apply(*Scheduler(ManualClock()).firings(world.txn, world.now_ms)).changes
+    ids = [change.spec.id for change in made if isinstance(change, JobSubmitted)]
+    assert trigger_id("s", named[0].nominal_ms) not in ids
+    assert trigger_id("s", named[2].nominal_ms) in ids
+
+
+def test_an_overlap_that_cancels_frees_the_place_in_its_queue():
+    world = World(version=4)
+    world.now_ms = BEGIN_MS
+    world.set_queue("default", max_depth=1)
+    put(world, make_schedule("s", cron=None, every_ms=60_000, overlap=int(Overlap.CANCEL)))
+    for _ in range(3):
+        world.now_ms += 60_000
+        look(world)
+    assert [fate for _, fate in ledger(world)] == ["ran"] * 3
+    states = [world.state(trigger_id("s", BEGIN_MS + nominal_ms)) for nominal_ms, _ in ledger(world)]
+    assert states == ["cancelled", "cancelled", "ready"]
+    world.now_ms += 180_000
+    look(world)
+    assert [fate for _, fate in ledger(world)[3:]] == ["folded", "folded", "ran"]
+
+
+def test_a_full_ledger_keeps_the_newest(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(schedules, "LEDGER_ROWS_MAX", 5)
+    world = World(version=4)
+    world.now_ms = BEGIN_MS
+    spec = make_schedule("s", cron=None, every_ms=1000)
+    put(world, spec)
+    for _ in range(3):
+        world.now_ms += 4000
+        look(world)
+    assert [nominal_ms for nominal_ms, _ in ledger(world)] == [8000, 9000, 10_000, 11_000, 12_000]
+    world.do(PauseSchedule("s"))
+    world.do(BackfillSchedule("s", tuple(moments(spec, BEGIN_MS, BEGIN_MS + 9000))))
+    assert [nominal_ms for nominal_ms, _ in ledger(world)] == [8000, 9000, 10_000, 11_000, 12_000]
+
+
+def test_one_entry_has_so_much_to_do():
+    world = World(version=4)
+    world.now_ms = BEGIN_MS
+    for number in range(10):
+        put(world, make_schedule(f"s{number}", cron=None, every_ms=1000))
+    world.now_ms += 60_000
+    commands = Scheduler(ManualClock()).firings(world.txn, world.now_ms)
+    assert sum(len(command.occurrences) for command in commands) == WORK_MAX
 
 
 def test_the_rule_that_is_stored_is_the_one_that_was_said():

@@ -66,6 +66,7 @@ from horae_node.core.tables import (
     schedule_run_key,
     schedule_run_of,
     schedule_spec_of,
+    seq_bytes,
     spec_of,
     trigger_id,
     trigger_of,
@@ -83,6 +84,8 @@ STALE_FIRING = Rejected("conflict", "the schedule has another next trigger by no
 TRIGGER_CONTENT: Final = b"horae: a trigger"
 """In the place of a submit's hash: what a trigger made leaves a tombstone."""
 _SCHEDULE_FIELD: Final = JobSpec._fields.index("schedule_id")
+ANY_VERSION: Final = -1
+"""Of a replace: whichever, but there must be one."""
 LIVE_MAX: Final = 100
 """Unfinished jobs of a schedule that one trigger looks at."""
 
@@ -117,19 +120,26 @@ def decide_put_schedule(ctx: Context, command: PutSchedule) -> Decision:
     run = found.run
     if found.spec == spec and (run.paused_ms is not None) == paused:
         return ScheduleChanged(run.version, repeated=True), ()
-    if if_version is not None and if_version != run.version:
+    if if_version not in (None, ANY_VERSION, run.version):
         return OTHER_VERSION, ()
-    if _is_due(ctx, run):
+    if _is_due(ctx, run) or _is_behind(run, first):
         return DUE_FIRST, ()
+    if run.next is not None and run.next.nominal_ms <= ctx.now_ms:
+        first = run.next  # it has had its time, and its jitter is not over: it is the last one of the old rule
     after = run._replace(
         version=ctx.index,
         changed_ms=ctx.now_ms,
-        paused_ms=_paused_since(ctx, run) if paused else None,
+        paused_ms=ctx.now_ms if paused else None,
         next=first,
         look_ms=0 if first is None else first.fire_ms,
         made_up=0,
     )
     return ScheduleChanged(ctx.index), (SchedulePut(spec, run, after),)
+
+
+def _is_behind(run: ScheduleRun, first: Occurrence | None) -> bool:
+    """It was reckoned before a trigger that has been dealt with since."""
+    return first is not None and run.last_nominal_ms is not None and first.nominal_ms <= run.last_nominal_ms
 
 
 def _begun(ctx: Context, paused: bool, first: Occurrence | None) -> ScheduleRun:
@@ -152,10 +162,6 @@ def _is_due(ctx: Context, run: ScheduleRun) -> bool:
     return run.next is not None and run.next.fire_ms <= ctx.now_ms
 
 
-def _paused_since(ctx: Context, run: ScheduleRun) -> int:
-    return ctx.now_ms if run.paused_ms is None else run.paused_ms
-
-
 def decide_delete_schedule(ctx: Context, command: DeleteSchedule) -> Decision:
     """Nothing of it fires any more, be it due. Its jobs live on."""
     found = find_schedule(ctx, command.schedule_id)
@@ -172,12 +178,14 @@ def decide_pause_schedule(ctx: Context, command: PauseSchedule) -> Decision:
     run = found.run
     if run.paused_ms is not None:
         return ScheduleChanged(run.version, repeated=True), ()
-    after = run._replace(version=ctx.index, changed_ms=ctx.now_ms, paused_ms=ctx.now_ms)
+    paused_ms = ctx.now_ms if run.next is None else min(ctx.now_ms, run.next.nominal_ms)
+    after = run._replace(version=ctx.index, changed_ms=ctx.now_ms, paused_ms=paused_ms)
     return ScheduleChanged(ctx.index), (ScheduleMoved(command.schedule_id, run, after),)
 
 
 def decide_resume_schedule(ctx: Context, command: ResumeSchedule) -> Decision:
-    """What went by stays so, unless `rewind` says from where on it counts as missed."""
+    """What went by stays so, unless `rewind` says from where on it counts as missed. It never goes forward: a trigger
+    that has its time, and whose jitter is not over, is still to come."""
     schedule_id, rewind = command
     found = find_schedule(ctx, schedule_id)
     if found is None:
@@ -185,10 +193,12 @@ def decide_resume_schedule(ctx: Context, command: ResumeSchedule) -> Decision:
     run = found.run
     if run.paused_ms is None:
         return ScheduleChanged(run.version, repeated=True), ()
+    if rewind is not None and rewind.nominal_ms < run.paused_ms:
+        rewind = None  # by a rule that was replaced meanwhile
     if rewind is None and _is_due(ctx, run):
         return DUE_FIRST, ()
     after = run._replace(version=ctx.index, changed_ms=ctx.now_ms, paused_ms=None, made_up=0)
-    if rewind is not None:
+    if rewind is not None and (run.next is None or rewind.nominal_ms < run.next.nominal_ms):
         after = after._replace(next=rewind, look_ms=max(rewind.fire_ms, ctx.now_ms))
     return ScheduleChanged(ctx.index), (ScheduleMoved(schedule_id, run, after),)
 
@@ -237,11 +247,15 @@ def decide_fire_schedule(ctx: Context, command: FireSchedule) -> Decision:
     if max(occurrence.fire_ms for occurrence in occurrences) > ctx.now_ms:
         return STALE_FIRING, ()
     firing = _Firing(ctx, found)
-    for occurrence, later in zip(occurrences, (*occurrences[1:], following), strict=True):
-        firing.settle(occurrence, later)
+    for place, occurrence in enumerate(occurrences):
+        firing.settle(occurrence, _next_to_run(occurrences[place + 1 :]), following)
     look_ms = 0 if following is None else max(following.fire_ms, ctx.now_ms)
     after = firing.run._replace(next=following, look_ms=look_ms, last_nominal_ms=occurrences[-1].nominal_ms)
     return TriggersRan(firing.made), (*firing.changes, ScheduleMoved(schedule_id, found.run, after))
+
+
+def _next_to_run(occurrences: Sequence[Occurrence]) -> Occurrence | None:
+    return next((occurrence for occurrence in occurrences if not occurrence.note), None)
 
 
 class _Firing:
@@ -252,23 +266,29 @@ class _Firing:
         self._schedule = schedule
         self._batch = Batch()
         self._live = _live_jobs(ctx, schedule.spec.id)
-        self._dropped = 0
+        self._dropped: set[bytes] = set()
         self._noted: set[int] = set()
         self.run = schedule.run
         self.changes: list[Change] = []
         self.made = 0
 
-    def settle(self, occurrence: Occurrence, later: Occurrence | None) -> None:
-        """One trigger comes to something, and to one thing."""
+    def settle(self, occurrence: Occurrence, later: Occurrence | None, following: Occurrence | None) -> None:
+        """One trigger comes to one thing, and once. `later`: the next one of the command that would run; `following`:
+        the first that has not come."""
+        line = self._ctx.get(LEDGER + pair_bytes(self.run.number, occurrence.nominal_ms))
+        if line is not None and trigger_of(line).fate != Fate.PAUSED:
+            return
         if occurrence.note:
             self._note(occurrence, Fate.DST_SKIPPED, occurrence.note)
         elif self.run.paused_ms is not None:
             self._note(occurrence, Fate.PAUSED, "the schedule was paused")
+        elif later is not None and self._schedule.spec.overlap == Overlap.CANCEL:
+            self._note(occurrence, Fate.FOLDED, "a later one came at once, and would have cancelled it")
         elif not self._is_missed(occurrence):
             self.run = self.run._replace(made_up=0)
             self._overlap(occurrence, "")
         else:
-            self._miss(occurrence, later)
+            self._miss(occurrence, later or _next_to_run(() if following is None else (following,)))
 
     def _is_missed(self, occurrence: Occurrence) -> bool:
         return self._ctx.now_ms - occurrence.fire_ms > self._schedule.spec.grace_ms
@@ -331,36 +351,42 @@ class _Firing:
     def _one_waits(self) -> bool:
         """The last one that was made to wait is not started yet."""
         seq = self.run.queued_seq
-        if seq not in self._live:
-            return False
         if seq > self._ctx.job_seq:
             return True  # made by this very command
+        if self._ctx.get(live_prefix(self._schedule.spec.id) + seq_bytes(seq)) is None:
+            return False
         run = read_run(self._ctx, seq)
         return run.state <= S_READY and run.attempt == 0
 
     def _cancel_live(self) -> None:
         for seq in self._live:
-            if seq <= self._ctx.job_seq:
-                _, changes = decide_cancel(self._ctx, CancelJob(read_spec(self._ctx, seq).id))
-                self.changes.extend(changes)
-        self._live = [seq for seq in self._live if seq > self._ctx.job_seq]
+            waits = read_run(self._ctx, seq).state <= S_READY
+            spec = read_spec(self._ctx, seq)
+            self.changes.extend(decide_cancel(self._ctx, CancelJob(spec.id))[1])
+            if waits:
+                self._batch.free(spec.queue)
+        self._live = []
 
     def _note(self, occurrence: Occurrence, fate: Fate, why: str) -> None:
         number, nominal_ms = self.run.number, occurrence.nominal_ms
         key = LEDGER + pair_bytes(number, nominal_ms)
         drop = None
         if nominal_ms not in self._noted and self._ctx.get(key) is None:
-            drop = self._oldest() if self.run.ledger_rows >= LEDGER_ROWS_MAX else None
-            if drop is None:
+            if self.run.ledger_rows < LEDGER_ROWS_MAX:
                 self.run = self.run._replace(ledger_rows=self.run.ledger_rows + 1)
+            else:
+                drop = self._oldest()
+                if drop > key:
+                    return  # older than what a full ledger remembers
+                self._dropped.add(drop)
         self._noted.add(nominal_ms)
         self.changes.append(TriggerNoted(self._schedule.spec.id, number, nominal_ms, Trigger(int(fate), why), drop))
 
     def _oldest(self) -> bytes:
-        """The next line to go for a new one."""
-        self._dropped += 1
+        """The line that goes for a new one: none that this command writes, or has dropped already."""
+        kept = {LEDGER + pair_bytes(self.run.number, nominal_ms) for nominal_ms in self._noted} | self._dropped
         start, stop = pair_range(LEDGER, self.run.number, 2**64 - 1)
-        return self._ctx.txn.keys(start, stop, limit=self._dropped)[-1]
+        return next(key for key in self._ctx.txn.keys(start, stop, limit=len(kept) + 1) if key not in kept)
 
 
 def _submit_of(spec: ScheduleSpec, job_id: str, nominal_ms: int | None, due_ms: int) -> SubmitJob:

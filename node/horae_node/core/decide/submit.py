@@ -84,6 +84,10 @@ class Batch:
         twin = self._ids.get(job_id)
         return None if twin is None else (twin[0], S_PENDING)
 
+    def free(self, queue: str) -> None:
+        """One that waits there will not any more."""
+        self._jobs[queue] = self.jobs_of(queue) - 1
+
     def jobs_of(self, queue: str) -> int:
         """How many it will have made there."""
         return self._jobs.get(queue, 0)
