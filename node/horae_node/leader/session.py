@@ -256,17 +256,16 @@ class LeaderSession:
 
     def plan(self, header: Header, due_now: dict[str, int]) -> Plan:
         first: list[Chunk] = []
-        ready = due_now
+        ready = dict(due_now)
         if not self._advancing and self._is_due(header):
             self._advancing = True
-            ready = dict(due_now)
             for queue, count in views.due_queues(self._applier.view, header.now_ms, self._advance_limit).items():
                 ready[queue] = ready.get(queue, 0) + count
             advance = self._proposer.chunk(AdvanceTime(self._advance_limit))
             advance.future.add_done_callback(self._on_advanced)
             first.append(advance)
         if not self._firing and self._has_fired(header):
-            first += self._fire(header)
+            first += self._fire(header, ready)
         self._check.update(dict.fromkeys(queue for queue in ready if self.waiters.waits_on(queue)))
         last = self._ask_repeats() if self._repeats else []
         asked = 0
@@ -281,9 +280,13 @@ class LeaderSession:
                 last.append(self._ask(waiter))
         return Plan(first, last)
 
-    def _fire(self, header: Header) -> list[Chunk]:
-        """The triggers of schedules that have come. The jobs that they make are granted by the next entry."""
-        chunks = [self._proposer.chunk(firing) for firing in self._scheduler.firings(self._applier.view, header.now_ms)]
+    def _fire(self, header: Header, ready: dict[str, int]) -> list[Chunk]:
+        """The triggers of schedules that have come. `ready`, jobs per queue, gains those that they will make."""
+        chunks = []
+        for firing in self._scheduler.firings(self._applier.view, header.now_ms):
+            chunks.append(self._proposer.chunk(firing.command))
+            if firing.jobs:
+                ready[firing.queue] = ready.get(firing.queue, 0) + firing.jobs
         if chunks:
             self._firing = True
             chunks[-1].future.add_done_callback(self._on_fired)

@@ -13,6 +13,7 @@ from horae_node import codec, service
 from horae_node.core.commands import (
     AdvanceTime,
     ClaimJobs,
+    FireSchedule,
     Nothing,
     OpenEpoch,
     RaiseMachineVersion,
@@ -20,10 +21,13 @@ from horae_node.core.commands import (
     SubmitJob,
 )
 from horae_node.core.invariants import check_invariants
+from horae_node.core.model import SCHEDULES_VERSION
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.leader import session
 from horae_node.leader.waiters import Waiter
 from horae_node.service import Refused
+
+EVERY_MINUTE = {"every_seconds": 60, "job": {"task": "t", "lease_seconds": 3600}}
 
 
 def last_commands(node: OneNode) -> list[str]:
@@ -57,6 +61,36 @@ async def test_a_due_job_travels_with_its_grant() -> None:
     await node.pass_ms(1)
     assert [each.id for each in await claim] == [job.id]
     assert last_commands(node) == [AdvanceTime.__name__, ClaimJobs.__name__]
+
+
+async def test_the_job_of_a_trigger_travels_with_its_grant() -> None:
+    node = await OneNode().open()
+    node.proposer.send([RaiseMachineVersion(SCHEDULES_VERSION)])
+    await settle()
+    await node.service.schedules.put("s", msgspec.convert(EVERY_MINUTE, wire.ScheduleRequest), None)
+    claim = node.claim()
+    await settle()
+    await node.pass_ms(60_000)
+    assert [job.schedule_id for job in await claim] == ["s"]
+    assert last_commands(node) == [FireSchedule.__name__, ClaimJobs.__name__]
+
+
+async def test_a_claim_that_a_trigger_was_to_serve_waits_on_when_there_is_no_job() -> None:
+    """It was asked for in the trigger's entry, and the job ran on: nothing is handed out, and nobody is told so."""
+    node = await OneNode().open()
+    node.proposer.send([RaiseMachineVersion(SCHEDULES_VERSION)])
+    await settle()
+    rule = msgspec.convert({**EVERY_MINUTE, "overlap": "skip"}, wire.ScheduleRequest)
+    await node.service.schedules.put("s", rule, None)
+    await node.pass_ms(60_000)
+    assert len(await node.claim()) == 1
+    waiting = node.claim()
+    await settle()
+    await node.pass_ms(60_000)
+    assert last_commands(node) == [FireSchedule.__name__, ClaimJobs.__name__]
+    assert not waiting.done()
+    job = await node.submit()
+    assert [each.id for each in await waiting] == [job.id]
 
 
 async def test_an_idle_leader_writes_nothing() -> None:
