@@ -76,9 +76,10 @@ class Row:
 
 
 class Run:
-    """One part on one cluster: the leader's port, and the yardstick beside it."""
+    """One part on one cluster: its nodes, the leader's port, and the yardstick beside it."""
 
-    def __init__(self, leader: Node, yardstick_port: int, options: argparse.Namespace) -> None:
+    def __init__(self, nodes: list[Node], leader: Node, yardstick_port: int, options: argparse.Namespace) -> None:
+        self.nodes = nodes
         self.leader = leader
         self.port = leader.http_port
         self.options = options
@@ -234,14 +235,14 @@ PARTS: Final[dict[str, Callable[[Run], AsyncIterator[Row]]]] = {
 async def main(options: argparse.Namespace) -> int:
     """Measure, print; the exit code."""
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
-    _write({"machine": machine(), "nodes": options.nodes, "settings": "the defaults of horae node"})
+    write_line({"machine": machine(), "nodes": options.nodes, "settings": "the defaults of horae node"})
     for name in options.only or PARTS:
         try:
             rows = await _on_a_cluster(options, lambda run, name=name: _rows(PARTS[name](run)))
         except BenchmarkError as error:
             console.print(f"[bold red]failed:[/] {name}: {error}", highlight=False)
             return 1
-        console.print(_table(name, rows))
+        console.print(table(name, rows))
     return 0
 
 
@@ -250,12 +251,12 @@ async def _rows(part: AsyncIterator[Row]) -> list[Row]:
     rows = []
     async for row in part:
         rows.append(row)
-        _write(row.line())
+        write_line(row.line())
     return rows
 
 
 async def _on_a_cluster(options: argparse.Namespace, part: Callable[[Run], Awaitable[list[Row]]]) -> list[Row]:
-    async with _running(options) as run:
+    async with running(options) as run:
         await run.measure_yardstick()
         rows = await part(run)
         stall_s = (await metrics(run.port)).get("horae_loop_stall_max_seconds", float("nan"))
@@ -263,7 +264,8 @@ async def _on_a_cluster(options: argparse.Namespace, part: Callable[[Run], Await
 
 
 @asynccontextmanager
-async def _running(options: argparse.Namespace) -> AsyncIterator[Run]:
+async def running(options: argparse.Namespace) -> AsyncIterator[Run]:
+    """A cluster and its yardstick, gone afterwards. Raises: `BenchmarkError`, also when the leader changed within."""
     root = Path(tempfile.mkdtemp(prefix="horae-bench-", dir=options.dir))
     try:
         async with Cluster(options.nodes, root) as cluster:
@@ -271,19 +273,21 @@ async def _running(options: argparse.Namespace) -> AsyncIterator[Run]:
             answer_bytes = await answer_size_bytes(leader.http_port)
             await take_one(leader.http_port)
             async with yardstick(root, answer_bytes) as port:
-                yield Run(leader, port, options)
+                yield Run(cluster.nodes, leader, port, options)
             if await cluster.leader() is not leader:
                 raise BenchmarkError("the leader changed: no figure counts")
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
 
-def _write(line: dict[str, Any]) -> None:
+def write_line(line: dict[str, Any]) -> None:
+    """JSON on standard output."""
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 
 
-def _table(title: str, rows: list[Row]) -> Table:
+def table(title: str, rows: list[Row]) -> Table:
+    """What people read."""
     table = Table(title=title, title_justify="left")
     table.add_column("figure")
     table.add_column("")

@@ -56,14 +56,20 @@ class RawConnection(asyncio.Protocol):
         return (await asyncio.get_running_loop().create_connection(cls, HOST, port))[1]
 
     def post(self, path: str, body: bytes) -> asyncio.Future[Answer]:
-        head = f"POST {path} HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-        return self._call(head.encode() + _HEAD_END + body)
+        return self._send("POST", path, body)
+
+    def put(self, path: str, body: bytes) -> asyncio.Future[Answer]:
+        return self._send("PUT", path, body)
 
     def get(self, path: str) -> asyncio.Future[Answer]:
         return self._call(f"GET {path} HTTP/1.1\r\nHost: {HOST}".encode() + _HEAD_END)
 
     async def close(self) -> None:
         self._close()
+
+    def _send(self, method: str, path: str, body: bytes) -> asyncio.Future[Answer]:
+        length = f"Content-Type: application/json\r\nContent-Length: {len(body)}"
+        return self._call(f"{method} {path} HTTP/1.1\r\nHost: {HOST}\r\n{length}".encode() + _HEAD_END + body)
 
     def _close(self) -> None:
         if self._transport is not None:

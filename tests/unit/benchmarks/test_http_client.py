@@ -46,6 +46,23 @@ async def test_an_answer_in_one_piece() -> None:
         await connection.close()
 
 
+async def test_a_put_is_one() -> None:
+    heads = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        heads.append(await reader.readexactly(2))
+        writer.write(ANSWER)
+
+    async with await asyncio.start_server(handle, "127.0.0.1", 0) as server:
+        connection = await RawConnection.open(server.sockets[0].getsockname()[1])
+        answer = await asyncio.wait_for(connection.put("/v1/schedules/s", b"{}"), DEADLINE_S)
+        await connection.close()
+    assert answer == (201, b'{"id":"j1"}')
+    assert heads[0].startswith(b"PUT /v1/schedules/s HTTP/1.1\r\n")
+    assert heads[1] == b"{}"
+
+
 @pytest.mark.parametrize("cut", range(1, len(ANSWER)))
 async def test_an_answer_cut_anywhere(cut: int) -> None:
     connection = RawConnection()
