@@ -194,6 +194,8 @@ class Judge:
                 f"a read at {call.served_by} saw index {call.served_index}, {call.seen_index} was applied before [S15]"
             )
         job = self.book[call.job_id]
+        if job.fleeting and job.job_id in self._early:
+            return
         acknowledged = job.acknowledged
         kept = acknowledged is not None and acknowledged.end_us < call.begin_us and not job.fleeting
         if kept and call.how == REFUSED:
