@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from msgspec import Raw
 from tests.sim.calls import OK, PATIENCE_US, REFUSED, Ask, Call, Edge
 from tests.sim.world import MILLISECOND, SECOND, World
 
@@ -33,6 +34,9 @@ NO_LIMITS: Final = wire.QueuePatch(
 )
 KEEP_SECONDS: Final = 1_000_000
 """Retention: the record of every job is there to be judged at the end."""
+
+BULK: Final = {"bulk": "yes"}
+"""The tag of the jobs that are cancelled and requeued many at once."""
 
 SCHEDULES: Final = 2
 SCHEDULE_US: Final = 60 * SECOND
@@ -57,10 +61,14 @@ class Job:
     delay_ms: int
     submits: list[Call] = field(default_factory=list)
     grants: list[Grant] = field(default_factory=list)
+    shown: list[tuple[int, bytes]] = field(default_factory=list)
+    """Of each grant: its token, and the progress that came with it."""
     endings: list[Call] = field(default_factory=list)
     beats: list[Call] = field(default_factory=list)
     cancels: list[Call] = field(default_factory=list)
     requeues: list[Call] = field(default_factory=list)
+    moved: bool = False
+    """A bulk call may have cancelled or requeued it."""
     hurried: bool = False
     """Somebody asked to run it now."""
     parent: Job | None = None
@@ -69,6 +77,11 @@ class Job:
     """A schedule made it."""
     fleeting: bool = False
     """Its record goes as soon as it is finished, and its submitter asks once more, late."""
+
+    @property
+    def was_requeued(self) -> bool:
+        """It may have been finished, and live again."""
+        return bool(self.requeues) or self.moved
 
     @property
     def acknowledged(self) -> Call | None:
@@ -120,6 +133,7 @@ class Workload:
             self._run(self._reader(f"r{number}"))
         self._run(self._operator("o0"))
         self._run(self._limiter("l0"))
+        self._run(self._bulk_operator("b0"))
         for number in range(SCHEDULES):
             self._run(self._planner(f"c{number}"))
 
@@ -158,6 +172,8 @@ class Workload:
             keys["then"] = wire.SubmitRequest(
                 task="t", id=f"{job_id}t", queue=rng.choice(QUEUES), lease_seconds=2.0, retention_seconds=KEEP_SECONDS
             )
+        if rng.random() < 0.1:
+            keys["tags"] = BULK
         fleeting = rng.random() < 0.05
         request = wire.SubmitRequest(
             task="t",
@@ -226,6 +242,7 @@ class Workload:
 
     def _note_grant(self, name: str, call: Call, asked_us: int, claimed: wire.ClaimedJob) -> tuple[Job, Grant]:
         job = self.book.get(claimed.id) or self._note_scheduled(claimed)
+        job.shown.append((claimed.lease_token, bytes(claimed.progress)))
         grant = Grant(call, asked_us, name, claimed.lease_token, claimed.attempt, int(claimed.lease_seconds * SECOND))
         job.grants.append(grant)
         return job, grant
@@ -260,7 +277,10 @@ class Workload:
         return held
 
     def _beat(self, name: str, held: list[tuple[Job, Grant]]) -> Generator[Effect, Any, list[tuple[Job, Grant]]]:
-        leases = [wire.LeaseBeat(job_id=job.job_id, lease_token=grant.token) for job, grant in held]
+        leases = [
+            wire.LeaseBeat(job_id=job.job_id, lease_token=grant.token, progress=Raw(b"%d" % grant.token))
+            for job, grant in held
+        ]
         request = wire.HeartbeatRequest(worker=name, leases=leases)
         call: Call = yield self._ask(
             name, "heartbeat", lambda service: service.heartbeat(request), patience_us=2 * SECOND
@@ -316,6 +336,15 @@ class Workload:
             else:
                 job.hurried = True
                 yield self._ask(name, "run_now", _hurrying(job_id), job_id)
+
+    def _bulk_operator(self, name: str) -> Script:
+        """Cancels, and requeues, all that have a tag, whatever page they are on."""
+        while not self.calm:
+            yield int(20 * SECOND * self.rng.expovariate(1.0))
+            for job in self.book.values():
+                job.moved |= job.request.tags == BULK
+            ask = _cancelling_many() if self.rng.random() < 0.5 else _requeueing_many()
+            yield self._ask(name, "bulk", ask)
 
     def _limiter(self, name: str) -> Script:
         """Changes what queues let through; in the end, again and again, to all, so that what waits must drain."""
@@ -442,6 +471,16 @@ def _pausing(schedule_id: str) -> Ask:
 
 def _resuming(schedule_id: str, *, missed: bool) -> Ask:
     return lambda service: service.schedules.resume(schedule_id, missed=missed)
+
+
+def _cancelling_many() -> Ask:
+    request = wire.CancelManyRequest(filter=wire.CancelFilter(tag="bulk:yes"))
+    return lambda service: service.cancel_many(request)
+
+
+def _requeueing_many() -> Ask:
+    request = wire.RequeueManyRequest(filter=wire.RequeueFilter(tag="bulk:yes", state="cancelled"))
+    return lambda service: service.requeue_many(request)
 
 
 def _reading(job_id: str) -> Ask:

@@ -155,7 +155,7 @@ class Judge:
         if spec.nominal_ms is not None and self.world.true_wall_ms() < spec.nominal_ms - AHEAD_MS:
             self.report(f"{spec.id} was granted before its time [S11]")
         job = self.book.get(spec.id)
-        if job is not None and not job.hurried and not job.requeues:
+        if job is not None and not job.hurried and not job.was_requeued:
             self._check_due(job)
             self._check_after(view, job)
 
@@ -164,7 +164,7 @@ class Judge:
         for other in job.request.after:
             seq = views.job_seq(view, other)
             run = None if seq is None else views.run(view, seq)
-            if run is None or self.book[other].requeues:
+            if run is None or self.book[other].was_requeued:
                 continue
             self.count("granted after others")
             may = FINISHED if job.request.on_failure == "run" else {State.SUCCEEDED}
@@ -296,6 +296,7 @@ class Judge:
         self._check_endings(job, run)
         self._check_cancels(job, run)
         self._check_leases(job)
+        self._check_progress(job)
 
     def _check_fleeting(self, job: Job) -> None:
         """[S2]: an id makes one job, also when the record of that has gone."""
@@ -325,13 +326,21 @@ class Judge:
 
     def _check_cancels(self, job: Job, run: Run) -> None:
         for call in job.cancels:
-            if call.how != OK or call.value.state != "cancelled" or job.requeues:
+            if call.how != OK or call.value.state != "cancelled" or job.was_requeued:
                 continue
             if run.state != State.CANCELLED:
                 self.report(f"{job.job_id} was cancelled, and is {State(run.state).name.lower()} [S12]")
             for grant in job.grants:
                 if grant.call.begin_us > call.end_us:
                     self.report(f"{job.job_id} was granted after its cancel was answered [S12]")
+
+    def _check_progress(self, job: Job) -> None:
+        """[S2]: what an attempt is shown, an earlier one has said: its token."""
+        granted = {grant.token for grant in job.grants}
+        for token, shown in job.shown:
+            if shown != b"null" and not (int(shown) in granted and int(shown) <= token):
+                self.report(f"{job.job_id}: token {token} was shown the progress {shown!r}, nobody said so [S2]")
+            self.count("progress shown", shown != b"null")
 
     def _check_fences(self, job: Job) -> None:
         """[S6]: once a newer token was known to anybody, no older one is accepted."""
@@ -346,7 +355,7 @@ class Judge:
 
     def _check_leases(self, job: Job) -> None:
         """[L5, S7]: nobody else gets the job while a lease that was renewed in time runs, by elapsed time."""
-        if job.requeues:
+        if job.was_requeued:
             return
         granted_us = dict(self._granted_us.get(job.job_id, []))
         ended = {call.token for call in job.endings}
