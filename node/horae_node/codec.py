@@ -135,7 +135,7 @@ def _command(fields: tuple[Any, ...]) -> Command:
         if command is ResumeSchedule:
             return ResumeSchedule(fields[1], _occurrence(*fields[2:]))
         if command is FireSchedule:
-            return FireSchedule(fields[1], _occurrences(fields[2]), _occurrence(*fields[3:]))
+            return FireSchedule(fields[1], _occurrences(fields[2]), _occurrence(fields[3]), *fields[4:])
         if command is BackfillSchedule:
             return BackfillSchedule(fields[1], _occurrences(*fields[2:]))
         return command._make(fields[1:])  # type: ignore[attr-defined, no-any-return]

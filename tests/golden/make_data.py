@@ -93,12 +93,15 @@ def history() -> list[tuple[Command, ...]]:
         (c.RaiseMachineVersion(4),),  # index 42
         (c.PutSchedule(make_schedule("s", overlap=2, missed=1, job=_linked("", (), "")), False, _at(45_000), None),),
         (c.PutSchedule(make_schedule("t", cron=None, every_ms=1500), True, _at(46_500), 0),),
-        (c.FireSchedule("s", (_at(45_000),), _at(46_000, 5)), c.TriggerSchedule("t", "t@manual")),
-        (c.FireSchedule("s", (_at(46_000, 5),), _at(60_000)), c.PauseSchedule("s")),
-        (c.FireSchedule("t", (_at(46_500),), _at(48_000)), c.BackfillSchedule("s", (_at(40_000),))),
-        (c.PutSchedule(make_schedule("gone"), False, _at(60_000), None), c.FireSchedule("s", (_at(9),), None)),
+        (c.FireSchedule("s", (_at(45_000),), _at(46_000, 5), NOW_MS * 2), c.TriggerSchedule("t", "t@manual")),
+        (c.FireSchedule("s", (_at(46_000, 5),), _at(60_000), NOW_MS * 2), c.PauseSchedule("s")),
+        (c.FireSchedule("t", (_at(46_500),), _at(48_000), NOW_MS * 2), c.BackfillSchedule("s", (_at(40_000),))),
+        (
+            c.PutSchedule(make_schedule("gone"), False, _at(60_000), None),
+            c.FireSchedule("s", (_at(9),), None, NOW_MS * 2),
+        ),
         (c.ResumeSchedule("s", _at(46_000, 5)), c.DeleteSchedule("gone")),
-        (c.FireSchedule("s", (_at(46_000, 5),), _at(70_000)),),
+        (c.FireSchedule("s", (_at(46_000, 5),), _at(70_000), NOW_MS * 2),),
         (c.ClaimJobs("chain", ("chain",), 9, None, ""), c.AdvanceTime(100)),
         (submit(make_spec("last-of-4"), None, 0, b""),),
     ]

@@ -220,7 +220,7 @@ _COMMANDS: dict[str, Callable[[str, Options], Command]] = {
     "delete_schedule": lambda name, o: DeleteSchedule(name),
     "pause_schedule": lambda name, o: PauseSchedule(name),
     "resume_schedule": lambda name, o: ResumeSchedule(name, _first(o, "rewind")),
-    "fire": lambda name, o: FireSchedule(name, _moments(o, "at"), _first(o, "next")),
+    "fire": lambda name, o: FireSchedule(name, _moments(o, "at"), _first(o, "next"), int(o.get("seen", "1000000000"))),
     "trigger": lambda name, o: TriggerSchedule(name, o["job"]),
     "backfill": lambda name, o: BackfillSchedule(name, _moments(o, "at")),
     "advance": lambda name, o: AdvanceTime(int(o.get("limit", "100"))),

@@ -212,11 +212,16 @@ class ResumeSchedule(NamedTuple):
 
 
 class FireSchedule(NamedTuple):
-    """Do what a schedule's triggers ask for that have come, from the one on that it has as its next, and move it on."""
+    """Do what a schedule's triggers ask for that have come, from the one on that it has as its next, and move it on.
+
+    `seen_ms`: since when a leader has been at work on what is due, without a pause: lateness is counted up to then.
+    What waits its turn behind a hundred thousand others is not missed.
+    """
 
     schedule_id: str
     occurrences: tuple[Occurrence, ...]
     following: Occurrence | None
+    seen_ms: int
 
 
 class TriggerSchedule(NamedTuple):

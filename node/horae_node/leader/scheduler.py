@@ -51,27 +51,30 @@ class Scheduler:
         self._clock = clock
         self._broken: dict[str, int] = {}
 
-    def firings(self, view: View, now_ms: int) -> list[Firing]:
-        """For the schedules due for longest, as many as one entry may have. Empty: none can be reckoned."""
+    def firings(self, view: View, now_ms: int, seen_ms: int) -> list[Firing]:
+        """For the schedules due for longest, as many as one entry may have. Empty: none can be reckoned.
+
+        `seen_ms`: since when this leader has been at work on what is due.
+        """
         found: list[Firing] = []
         left = WORK_MAX
         begun_ms = self._clock.monotonic_ms()
         for schedule_id in schedule_views.due(view, now_ms, WORK_MAX + len(self._broken)):
             if left <= 0 or (found and self._clock.monotonic_ms() - begun_ms >= RECKON_MS_MAX):
                 break
-            firing = self._firing(view, schedule_id, now_ms, left)
+            firing = self._firing(view, schedule_id, now_ms, seen_ms, left)
             if firing is not None:
                 found.append(firing)
                 left -= firing.work
         return found
 
-    def _firing(self, view: View, schedule_id: str, now_ms: int, most: int) -> Firing | None:
+    def _firing(self, view: View, schedule_id: str, now_ms: int, seen_ms: int, most: int) -> Firing | None:
         again_ms = self._broken.get(schedule_id)
         if again_ms is not None and self._clock.monotonic_ms() < again_ms:
             return None
         spec, run = schedule_views.schedule(view, schedule_id)
         try:
-            command = fire_command(spec, run, now_ms, min(most, OCCURRENCES_MAX))
+            command = fire_command(spec, run, now_ms, seen_ms, min(most, OCCURRENCES_MAX))
         except cron.CronError as error:
             log.warning("schedule_cannot_be_reckoned", schedule=schedule_id, reason=str(error))
             self._broken[schedule_id] = self._clock.monotonic_ms() + AGAIN_MS
@@ -82,7 +85,7 @@ class Scheduler:
         return Firing(command, spec.job.queue, 0 if run.paused_ms is not None else triggers, triggers + cancelled)
 
 
-def fire_command(spec: ScheduleSpec, run: ScheduleRun, now_ms: int, most: int) -> FireSchedule:
+def fire_command(spec: ScheduleSpec, run: ScheduleRun, now_ms: int, seen_ms: int, most: int) -> FireSchedule:
     """All triggers that have come, at most so many, and the one after them. Raises: `CronError`."""
     assert run.next is not None
     come = [run.next]
@@ -90,7 +93,7 @@ def fire_command(spec: ScheduleSpec, run: ScheduleRun, now_ms: int, most: int) -
         if following.fire_ms > now_ms or len(come) == most:
             break
         come.append(following)
-    return FireSchedule(spec.id, tuple(come), following)
+    return FireSchedule(spec.id, tuple(come), following, seen_ms)
 
 
 def next_occurrence(spec: ScheduleSpec, after_ms: int) -> Occurrence | None:

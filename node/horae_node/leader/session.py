@@ -94,6 +94,8 @@ class LeaderSession:
         self._advancing = False
         self._scheduler = Scheduler(clock)
         self._firing = False
+        self._seen_ms: int | None = None
+        """By cluster time: since when triggers have been due without a pause, in this reign."""
         self._fire_again_ms = 0
         self._stamped_ms = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -147,6 +149,7 @@ class LeaderSession:
         self._check.clear()
         self._repeats.clear()
         self._advancing = self._firing = False
+        self._seen_ms = None
         self._stamped_ms = self._mono_base_ms
         self._open = True
         self._arm()
@@ -217,6 +220,8 @@ class LeaderSession:
         delays = []
         self._deadline = machine.next_deadline(self._applier.view)
         fire_ms = schedule_views.next_firing(self._applier.view)
+        if fire_ms is None or fire_ms > self.now_ms():
+            self._seen_ms = None
         if fire_ms is not None:
             quiet_ms = self._fire_again_ms - self._clock.monotonic_ms()
             delays.append(max(quiet_ms, min(STEP_LOOK_MS, fire_ms - self.now_ms())))
@@ -283,7 +288,9 @@ class LeaderSession:
     def _fire(self, header: Header, ready: dict[str, int]) -> list[Chunk]:
         """The triggers of schedules that have come. `ready`, jobs per queue, gains those that they will make."""
         chunks = []
-        for firing in self._scheduler.firings(self._applier.view, header.now_ms):
+        if self._seen_ms is None:
+            self._seen_ms = header.now_ms
+        for firing in self._scheduler.firings(self._applier.view, header.now_ms, self._seen_ms):
             chunks.append(self._proposer.chunk(firing.command))
             if firing.jobs:
                 ready[firing.queue] = ready.get(firing.queue, 0) + firing.jobs

@@ -169,9 +169,9 @@ def on_schedules(draw: st.DrawFn, world: World) -> Command:
         st.sampled_from(
             [
                 PutSchedule(spec, draw(st.booleans()), first, draw(st.sampled_from([None, None, 0, 3]))),
-                FireSchedule(name, come, later),
-                FireSchedule(name, come, later),
-                FireSchedule(name, come, later),
+                FireSchedule(name, come, later, world.now_ms),
+                FireSchedule(name, come, later, world.now_ms),
+                FireSchedule(name, come, later, world.now_ms - draw(spans)),
                 PauseSchedule(name),
                 ResumeSchedule(name, draw(st.sampled_from([None, first]))),
                 DeleteSchedule(name),

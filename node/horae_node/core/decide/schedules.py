@@ -221,7 +221,7 @@ def decide_backfill_schedule(ctx: Context, command: BackfillSchedule) -> Decisio
     found = find_schedule(ctx, command.schedule_id)
     if found is None:
         return NO_SCHEDULE, ()
-    firing = _Firing(ctx, found)
+    firing = _Firing(ctx, found, ctx.now_ms)
     for occurrence in command.occurrences:
         if not occurrence.note and not _has_run(ctx, found, occurrence.nominal_ms):
             firing.make(occurrence, "backfill")
@@ -240,13 +240,13 @@ def _has_run(ctx: Context, schedule: Schedule, nominal_ms: int) -> bool:
 
 def decide_fire_schedule(ctx: Context, command: FireSchedule) -> Decision:
     """Each of the occurrences has come. Refused when the schedule has another next one: dealt with, or edited."""
-    schedule_id, occurrences, following = command
+    schedule_id, occurrences, following, seen_ms = command
     found = find_schedule(ctx, schedule_id)
     if found is None or found.run.next is None or found.run.next != occurrences[0]:
         return STALE_FIRING, ()
     if max(occurrence.fire_ms for occurrence in occurrences) > ctx.now_ms:
         return STALE_FIRING, ()
-    firing = _Firing(ctx, found)
+    firing = _Firing(ctx, found, min(seen_ms, ctx.now_ms))
     for place, occurrence in enumerate(occurrences):
         firing.settle(occurrence, _next_to_run(occurrences[place + 1 :]), following)
     look_ms = 0 if following is None else max(following.fire_ms, ctx.now_ms)
@@ -261,8 +261,9 @@ def _next_to_run(occurrences: Sequence[Occurrence]) -> Occurrence | None:
 class _Firing:
     """The triggers of one command, one after the other: nothing is written before all are decided."""
 
-    def __init__(self, ctx: Context, schedule: Schedule) -> None:
+    def __init__(self, ctx: Context, schedule: Schedule, seen_ms: int) -> None:
         self._ctx = ctx
+        self._seen_ms = seen_ms
         self._schedule = schedule
         self._batch = Batch()
         self._live = _live_jobs(ctx, schedule.spec.id)
@@ -291,11 +292,11 @@ class _Firing:
             self._miss(occurrence, later or _next_to_run(() if following is None else (following,)))
 
     def _is_missed(self, occurrence: Occurrence) -> bool:
-        return self._ctx.now_ms - occurrence.fire_ms > self._schedule.spec.grace_ms
+        return self._seen_ms - occurrence.fire_ms > self._schedule.spec.grace_ms
 
     def _miss(self, occurrence: Occurrence, later: Occurrence | None) -> None:
         spec = self._schedule.spec
-        late_ms = self._ctx.now_ms - occurrence.fire_ms
+        late_ms = self._seen_ms - occurrence.fire_ms
         late = f"it came {late_ms} ms late"
         if spec.missed == Missed.SKIP:
             self._note(occurrence, Fate.SKIPPED_MISSED, f"{late}, and the schedule skips what is missed")
