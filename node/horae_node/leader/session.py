@@ -298,6 +298,7 @@ class LeaderSession:
             self._firing = True
             chunks[-1].future.add_done_callback(self._on_fired)
         else:  # what is due cannot be reckoned here
+            self._seen_ms = None
             self._fire_again_ms = self._clock.monotonic_ms() + FIRE_AGAIN_MS
             self._arm_soon()
         return chunks
