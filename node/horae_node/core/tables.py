@@ -263,6 +263,7 @@ def is_tombstone(row: Row) -> bool:
     return not row[0]
 
 
+@lru_cache(maxsize=8192)
 def trait_of(kind: str, name: str) -> bytes:
     """The prefix of the rows of all jobs that have this in common. Kinds: `task`, `tag` (its name `key:value`),
     `schedule`."""
