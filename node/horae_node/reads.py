@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -21,6 +22,7 @@ from horae_node.core.decide.submit import with_expiry
 from horae_node.core.limits import burst_of
 from horae_node.core.model import AttemptError, JobSpec, Run, ScheduleRun, ScheduleSpec, State
 from horae_node.core.tables import Tombstone, follower_of, links_of, run_of, seq_bytes, spec_bytes, trait_of
+from horae_node.errors import Refused
 from horae_node.translate import MISSED, OVERLAP, moment_ms
 from horae_storage.kv import View
 
@@ -428,6 +430,15 @@ def queue_view(view: View, now_ms: int, name: str) -> tuple[wire.QueueView, int]
         kept.max_depth,
     )
     return shown, len(oldest_ms)
+
+
+@contextmanager
+def cursors_named() -> Iterator[None]:
+    """Raises: `Refused` by the field's name for a cursor that is none of this list's."""
+    try:
+        yield
+    except BadCursor as error:
+        raise Refused("invalid", str(error), "/cursor") from error
 
 
 def make_cursor(kind: bytes, place: bytes) -> str:

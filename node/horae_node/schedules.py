@@ -8,7 +8,7 @@ Not here: HTTP, calendars (`cron.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from typing import Final
 
@@ -25,7 +25,6 @@ from horae_node.core.commands import (
     ResumeSchedule,
     TriggerSchedule,
 )
-from horae_node.core.decide.schedules import TOO_OLD_FOR_SCHEDULES
 from horae_node.core.model import SCHEDULES_VERSION, Fate, Occurrence, ScheduleSpec
 from horae_node.core.results import Outcome, Rejected, ScheduleChanged, Submitted, TriggersRan
 from horae_node.core.tables import LEDGER_ROWS_MAX, trigger_id
@@ -33,12 +32,10 @@ from horae_node.errors import NotApplied, Refused
 from horae_node.leader.scheduler import next_occurrence
 from horae_node.leader.session import LeaderSession
 from horae_node.proposer import Proposer
-from horae_node.raft.port import Raft
 from horae_node.shedding import Rank
 
 DUE_LOOKS, DUE_LOOK_S = 200, 0.01
 """How long a change waits for what was due before it: a firing takes a few milliseconds."""
-VERSION_LOOKS, VERSION_LOOK_S = 100, 0.05
 RECKONED_A_TURN: Final = 10
 """Occurrences reckoned before others have their turn: some milliseconds where none is known yet."""
 BACKFILL_PART: Final = 100
@@ -62,18 +59,21 @@ class Schedules:
     def __init__(
         self,
         *,
-        raft: Raft,
         applier: Applier,
         proposer: Proposer,
         session: LeaderSession,
-        wait_current: Callable[[], AbstractAsyncContextManager[None]],
+        wait_current: Callable[[], Awaitable[None]],
+        turn: Callable[[], AbstractAsyncContextManager[None]],
+        wait_for_rules: Callable[[int], Awaitable[None]],
     ) -> None:
-        """`wait_current`: enter it before a reading that must not be stale, and be one of few long looks inside."""
-        self._raft = raft
+        """The service's own: `wait_current` before a reading that must not be stale, `turn` for a long look,
+        `wait_for_rules` of a machine version before what needs them."""
         self._applier = applier
         self._proposer = proposer
         self._session = session
-        self._current = wait_current
+        self._wait_current = wait_current
+        self._turn = turn
+        self._wait_for_rules = wait_for_rules
 
     # ------------------------------------------------------------------ changes
 
@@ -84,7 +84,7 @@ class Schedules:
 
         Raises: `Refused` (`invalid` by field, `version`), `NotApplied`, `OutcomeUnknown`.
         """
-        await self._wait_for_rules()
+        await self._wait_for_rules(SCHEDULES_VERSION)
         self._proposer.require_room(Rank.NEW)
         require_rule(translate.schedule_rule(schedule_id, request))
         spec = translate.schedule_spec(schedule_id, request)
@@ -186,28 +186,22 @@ class Schedules:
             outcome = await self._proposer.run_one(command())
         raise NotApplied("rate_limited", "triggers of the schedule are still being dealt with", retry_after_ms=1000)
 
-    async def _wait_for_rules(self) -> None:
-        for _ in range(VERSION_LOOKS):
-            if self._applier.meta().machine_version >= SCHEDULES_VERSION:
-                return
-            await asyncio.sleep(VERSION_LOOK_S)
-        raise Refused(TOO_OLD_FOR_SCHEDULES.code, TOO_OLD_FOR_SCHEDULES.detail)
-
     # ------------------------------------------------------------------ readings
 
     async def read(self, schedule_id: str, *, local: bool) -> wire.ScheduleView:
         if not local:
-            await self._raft.read_barrier()
+            await self._wait_current()
         return self._view(schedule_id)
 
     async def page(
         self, *, limit: int, cursor: str | None, only: Collection[str] | None, local: bool
     ) -> wire.ScheduleList:
         """By id; `only`: those whose jobs go to these queues. A page may then have fewer: the cursor goes on."""
-        after = "" if cursor is None else _place(cursor)
+        with reads.cursors_named():
+            after = "" if cursor is None else reads.read_cursor(b"s", cursor).decode(errors="replace")
         if not local:
-            await self._raft.read_barrier()
-        async with self._current():
+            await self._wait_current()
+        async with self._turn():
             found = schedule_views.page(self._applier.view, after, limit)
         shown = [reads.schedule_view(*one) for one in found if only is None or one.spec.job.queue in only]
         more = len(found) == limit
@@ -218,10 +212,11 @@ class Schedules:
         from_ms = 0 if query.from_ is None else translate.moment_ms(query.from_)
         to_ms = FOREVER_MS if query.to is None else translate.moment_ms(query.to)
         if query.cursor is not None:
-            from_ms = max(from_ms, int.from_bytes(_cursor(b"t", query.cursor, 8), "big") + 1)
+            with reads.cursors_named():
+                from_ms = max(from_ms, int.from_bytes(reads.read_cursor(b"t", query.cursor, 8), "big") + 1)
         if query.consistency != "local":
-            await self._raft.read_barrier()
-        async with self._current():
+            await self._wait_current()
+        async with self._turn():
             found = self._find(schedule_id)
             view = self._applier.view
             lines = schedule_views.ledger(view, found.run, from_ms, to_ms, query.limit)
@@ -240,7 +235,7 @@ class Schedules:
     async def next_times(self, schedule_id: str, query: wire.NextQuery) -> wire.NextTimes:
         """The moments that it names from then on, or from now."""
         if query.consistency != "local":
-            await self._raft.read_barrier()
+            await self._wait_current()
         rule = translate.rule_of(self._find(schedule_id).spec)
         from_ms = self._now_ms() if query.from_ is None else translate.moment_ms(query.from_)
         return await _next_times(rule, from_ms, query.n)
@@ -314,14 +309,3 @@ def _refused(rejected: Rejected, schedule_id: str) -> Refused:
     if rejected.code == "not_found":
         return Refused("not_found", f"there is no schedule {schedule_id!r}")
     return Refused(rejected.code, rejected.detail)
-
-
-def _place(cursor: str) -> str:
-    return _cursor(b"s", cursor, None).decode(errors="replace")
-
-
-def _cursor(kind: bytes, cursor: str, size: int | None) -> bytes:
-    try:
-        return reads.read_cursor(kind, cursor, size)
-    except reads.BadCursor as error:
-        raise Refused("invalid", str(error), "/cursor") from error

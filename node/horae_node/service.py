@@ -8,8 +8,8 @@ both directions. Not here: HTTP, the wire's encodings, Raft. Next to read: `tran
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
 from functools import cache
 from typing import TypeVar
 
@@ -34,8 +34,9 @@ from horae_node.core.commands import (
     SubmitJob,
 )
 from horae_node.core.decide.queues import TOO_OLD
+from horae_node.core.decide.schedules import TOO_OLD_FOR_SCHEDULES
 from horae_node.core.decide.submit import EXPIRED_BEFORE, TOO_OLD_FOR_LINKS
-from horae_node.core.model import FINISHED, LIMITS_VERSION, LINKS_VERSION
+from horae_node.core.model import FINISHED, LIMITS_VERSION, LINKS_VERSION, SCHEDULES_VERSION
 from horae_node.core.results import BatchSubmitted, Done, EntryOutcome, Heartbeat, Outcome, Rejected, Submitted
 from horae_node.core.tables import S_RUNNING
 from horae_node.errors import NotApplied, OutcomeUnknown, Refused
@@ -64,6 +65,8 @@ CLAIM_BYTES_MAX = 16 * 1024 * 1024
 """One claim's answer: the machine grants 8 MiB of payloads at most, but weighs no progress and no errors of attempts
 before, which may come to ten times that. What has no room is given straight back."""
 
+
+_TOO_OLD = {LIMITS_VERSION: TOO_OLD, LINKS_VERSION: TOO_OLD_FOR_LINKS, SCHEDULES_VERSION: TOO_OLD_FOR_SCHEDULES}
 
 Failure = Refused | NotApplied | OutcomeUnknown
 JobCommand = CancelJob | RequeueJob | RunJobNow | CompleteJob | FailJob | ReleaseJob
@@ -174,7 +177,12 @@ class Service:
         self._feed = feed
         self._rates = rates
         self.schedules = Schedules(
-            raft=raft, applier=applier, proposer=proposer, session=session, wait_current=self._turns.one
+            applier=applier,
+            proposer=proposer,
+            session=session,
+            wait_current=self._wait_current,
+            turn=self._turns.one,
+            wait_for_rules=self._wait_for_rules,
         )
         self._caught_up = False
         self.removed = False
@@ -404,7 +412,7 @@ class Service:
         if query.consistency != "local":
             await self._wait_current()
         async with self._turns.one():
-            with _cursors_named():
+            with reads.cursors_named():
                 return reads.job_page(self._applier.view, self._clocks(), query)
 
     async def queues(
@@ -417,7 +425,7 @@ class Service:
         if not local:
             await self._wait_current()
         async with self._turns.one():
-            with _cursors_named():
+            with reads.cursors_named():
                 page = reads.queue_page(
                     self._applier.view, self._clocks().now_ms, limit=limit, cursor=cursor, only=only
                 )
@@ -466,7 +474,7 @@ class Service:
             if version == 1 or self._applier.meta().machine_version >= version:
                 return
             await asyncio.sleep(VERSION_LOOK_S)
-        raise _refused(TOO_OLD if version == LIMITS_VERSION else TOO_OLD_FOR_LINKS)
+        raise _refused(_TOO_OLD[version])
 
     async def cancel_many(self, request: wire.CancelManyRequest) -> wire.BulkAnswer:
         return await self._change_many("cancel", request, CancelJob, CancelJobIn)
@@ -485,7 +493,7 @@ class Service:
         self._proposer.require_room(Rank.NEW)
         await self._wait_current()
         async with self._turns.one():
-            with _cursors_named():
+            with reads.cursors_named():
                 ids, next_cursor = bulk.page(self._applier.view, request)
         state = request.filter.state
         commands: list[JobCommand | CancelJobIn | RequeueJobIn]
@@ -631,7 +639,7 @@ class Service:
         Raises: `Refused("invalid", …, "/cursor")`, `NotApplied("no_leader")`.
         """
         await self._wait_current()
-        with _cursors_named():
+        with reads.cursors_named():
             after = "" if cursor is None else reads.read_cursor(b"w", cursor).decode(errors="replace")
         async with self._turns.one():
             now_ms = self._clocks().now_ms
@@ -749,15 +757,6 @@ def _member(node_id: str, request: wire.MemberRequest | wire.MoveRequest) -> Mem
         return Member(node_id, address, parse_url(request.http_url))
     except ValueError as error:
         raise Refused("invalid", str(error), "/http_url") from error
-
-
-@contextmanager
-def _cursors_named() -> Iterator[None]:
-    """Raises: `Refused` by the field's name for a cursor that is none of this list's."""
-    try:
-        yield
-    except reads.BadCursor as error:
-        raise Refused("invalid", str(error), "/cursor") from error
 
 
 class Turns:

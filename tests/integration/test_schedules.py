@@ -80,7 +80,10 @@ async def test_each_trigger_makes_one_job_over_a_change_of_leader(any_q: Queue, 
     (await q.call("DELETE", f"/v1/schedules/{q.name}")).expect(204)
     require_problem(await q.call("GET", f"/v1/schedules/{q.name}"), 404, "not_found")
     count = len((await q.call("GET", f"/v1/jobs?schedule_id={q.name}&limit=1000")).expect(200)["jobs"])
-    await asyncio.sleep(1.5)
+    canary = Queue(q.api, f"{q.name}-later", q.url)
+    (await put(canary, every_seconds=1)).expect(201)
+    await ledger(canary, 2)  # by then the one that is gone would have had its time
+    (await q.call("DELETE", f"/v1/schedules/{canary.name}")).expect(204)
     assert len((await q.call("GET", f"/v1/jobs?schedule_id={q.name}&limit=1000")).expect(200)["jobs"]) == count
 
 

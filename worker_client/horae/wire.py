@@ -295,10 +295,9 @@ class ScheduleRule(Request, kw_only=True):
             raise Contradiction("ends_at", "is not after `starts_at`: it would never trigger")
 
 
-class ScheduleRequest(ScheduleRule, kw_only=True):
-    """`PUT /v1/schedules/{id}`. `job`: the keys of a submit, less those that each trigger has of its own."""
+class ScheduleTerms(ScheduleRule, kw_only=True):
+    """And what becomes of its triggers."""
 
-    job: SubmitRequest
     missed: MissedPolicy = "skip"
     catch_up_seconds: Span = 86400
     max_catch_up: Annotated[int, Meta(ge=1, le=100_000)] = 1000
@@ -308,40 +307,38 @@ class ScheduleRequest(ScheduleRule, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.missed == "all" and self.overlap != "allow":
+            raise Contradiction(
+                "overlap",
+                f"`{self.overlap}` contradicts `missed` `all`: triggers that are made up for come all at once, and "
+                "would overlap: use `latest`, or `allow`",
+            )
+
+
+class ScheduleRequest(ScheduleTerms, kw_only=True):
+    """`PUT /v1/schedules/{id}`. `job`: the keys of a submit, less those that each trigger has of its own."""
+
+    job: SubmitRequest
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         _require_template(self.job)
-        _require_policies(self.missed, self.overlap)
         if self.job.unique_key is not None and self.overlap in ("queue", "cancel"):
             raise Contradiction(
                 "job/unique_key", f"contradicts `overlap` `{self.overlap}`: the old job has it until it is finished"
             )
 
 
-def _require_policies(missed: MissedPolicy, overlap: OverlapPolicy) -> None:
-    if missed == "all" and overlap != "allow":
-        raise Contradiction(
-            "overlap",
-            f"`{overlap}` contradicts `missed` `all`: triggers that are made up for come all at once, and would "
-            "overlap: use `latest`, or `allow`",
-        )
-
-
-class PreviewRequest(ScheduleRule, kw_only=True):
+class PreviewRequest(ScheduleTerms, kw_only=True):
     """`POST /v1/schedules/preview`: when a schedule would trigger. What else it has may be given, and is checked."""
 
     id: JobId = "preview"
     n: Annotated[int, Meta(ge=1, le=1000)] = 10
     from_: Moment | None = msgspec.field(default=None, name="from")
     job: SubmitRequest | None = None
-    missed: MissedPolicy = "skip"
-    catch_up_seconds: Span = 86400
-    max_catch_up: Annotated[int, Meta(ge=1, le=100_000)] = 1000
-    grace_seconds: Span = 60
-    overlap: OverlapPolicy = "allow"
-    paused: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_policies(self.missed, self.overlap)
         if self.job is not None:
             _require_template(self.job)
 

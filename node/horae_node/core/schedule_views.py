@@ -58,10 +58,10 @@ def due(view: View, now_ms: int, limit: int) -> list[str]:
     return [key[9:].decode() for key in view.keys(FIRE, FIRE + seq_bytes(now_ms + 1), limit=limit)]
 
 
-def live(view: View, schedule_id: str, limit: int) -> int:
-    """How many unfinished jobs it has, counted up to `limit`."""
+def live(view: View, schedule_id: str, limit: int) -> list[int]:
+    """The numbers of its unfinished jobs, oldest first, at most `limit`."""
     prefix = live_prefix(schedule_id)
-    return len(view.keys(prefix, after_queue(prefix), limit=limit))
+    return [int.from_bytes(key[-8:], "big") for key in view.keys(prefix, after_queue(prefix), limit=limit)]
 
 
 def page(view: View, after: str, limit: int) -> list[Schedule]:

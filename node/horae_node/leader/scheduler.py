@@ -81,7 +81,7 @@ class Scheduler:
             return None
         self._broken.pop(schedule_id, None)
         triggers = len(command.occurrences)
-        cancelled = schedule_views.live(view, schedule_id, LIVE_MAX) if spec.overlap == Overlap.CANCEL else 0
+        cancelled = len(schedule_views.live(view, schedule_id, LIVE_MAX)) if spec.overlap == Overlap.CANCEL else 0
         return Firing(command, spec.job.queue, 0 if run.paused_ms is not None else triggers, triggers + cancelled)
 
 

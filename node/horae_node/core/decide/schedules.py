@@ -10,7 +10,7 @@ Next to read: `submit.py` (how a job is made), `horae_node/leader/scheduler.py` 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from horae_node.core.changes import (
     Change,
@@ -50,22 +50,18 @@ from horae_node.core.model import (
     Trigger,
 )
 from horae_node.core.results import Rejected, ScheduleChanged, Submitted, TriggersRan
+from horae_node.core.schedule_views import Schedule, find, live
 from horae_node.core.tables import (
     ERASE,
     LEDGER,
     LEDGER_ROWS_MAX,
     LINKS_FIELD,
     S_READY,
-    after_queue,
     follower_of,
     id_key,
     live_prefix,
     pair_bytes,
     pair_range,
-    schedule_key,
-    schedule_run_key,
-    schedule_run_of,
-    schedule_spec_of,
     seq_bytes,
     spec_of,
     trigger_id,
@@ -90,20 +86,6 @@ LIVE_MAX: Final = 100
 """Unfinished jobs of a schedule that one trigger looks at."""
 
 
-class Schedule(NamedTuple):
-    spec: ScheduleSpec
-    run: ScheduleRun
-
-
-def find_schedule(ctx: Context, schedule_id: str) -> Schedule | None:
-    row = ctx.get(schedule_key(schedule_id))
-    if row is None:
-        return None
-    run_row = ctx.get(schedule_run_key(schedule_id))
-    assert run_row is not None
-    return Schedule(schedule_spec_of(row), schedule_run_of(run_row))
-
-
 # ---------------------------------------------------------------- what people say
 
 
@@ -112,7 +94,7 @@ def decide_put_schedule(ctx: Context, command: PutSchedule) -> Decision:
     if not ctx.schedules:
         return TOO_OLD_FOR_SCHEDULES, ()
     spec, paused, first, if_version = command
-    found = find_schedule(ctx, spec.id)
+    found = find(ctx.txn, spec.id)
     if found is None:
         if if_version:
             return OTHER_VERSION, ()
@@ -164,7 +146,7 @@ def _is_due(ctx: Context, run: ScheduleRun) -> bool:
 
 def decide_delete_schedule(ctx: Context, command: DeleteSchedule) -> Decision:
     """Nothing of it fires any more, be it due. Its jobs live on."""
-    found = find_schedule(ctx, command.schedule_id)
+    found = find(ctx.txn, command.schedule_id)
     if found is None:
         return NO_SCHEDULE, ()
     return ScheduleChanged(found.run.version), (ScheduleDeleted(command.schedule_id, found.run),)
@@ -172,7 +154,7 @@ def decide_delete_schedule(ctx: Context, command: DeleteSchedule) -> Decision:
 
 def decide_pause_schedule(ctx: Context, command: PauseSchedule) -> Decision:
     """Triggers go by from now on, and are noted as such: also one that is due and was not dealt with yet."""
-    found = find_schedule(ctx, command.schedule_id)
+    found = find(ctx.txn, command.schedule_id)
     if found is None:
         return NO_SCHEDULE, ()
     run = found.run
@@ -187,7 +169,7 @@ def decide_resume_schedule(ctx: Context, command: ResumeSchedule) -> Decision:
     """What went by stays so, unless `rewind` says from where on it counts as missed. It never goes forward: a trigger
     that has its time, and whose jitter is not over, is still to come."""
     schedule_id, rewind = command
-    found = find_schedule(ctx, schedule_id)
+    found = find(ctx.txn, schedule_id)
     if found is None:
         return NO_SCHEDULE, ()
     run = found.run
@@ -205,7 +187,7 @@ def decide_resume_schedule(ctx: Context, command: ResumeSchedule) -> Decision:
 
 def decide_trigger_schedule(ctx: Context, command: TriggerSchedule) -> Decision:
     """By hand, whatever its triggers do, paused or not. A repeat with the same job id makes no second one."""
-    found = find_schedule(ctx, command.schedule_id)
+    found = find(ctx.txn, command.schedule_id)
     if found is None:
         return NO_SCHEDULE, ()
     submit = _submit_of(found.spec, command.job_id, None, ctx.now_ms)
@@ -218,7 +200,7 @@ def decide_trigger_schedule(ctx: Context, command: TriggerSchedule) -> Decision:
 
 def decide_backfill_schedule(ctx: Context, command: BackfillSchedule) -> Decision:
     """Whatever overlaps: who asks for them wants them. What already ran does not again."""
-    found = find_schedule(ctx, command.schedule_id)
+    found = find(ctx.txn, command.schedule_id)
     if found is None:
         return NO_SCHEDULE, ()
     firing = _Firing(ctx, found, ctx.now_ms)
@@ -241,7 +223,7 @@ def _has_run(ctx: Context, schedule: Schedule, nominal_ms: int) -> bool:
 def decide_fire_schedule(ctx: Context, command: FireSchedule) -> Decision:
     """Each of the occurrences has come. Refused when the schedule has another next one: dealt with, or edited."""
     schedule_id, occurrences, following, seen_ms = command
-    found = find_schedule(ctx, schedule_id)
+    found = find(ctx.txn, schedule_id)
     if found is None or found.run.next is None or found.run.next != occurrences[0]:
         return STALE_FIRING, ()
     if max(occurrence.fire_ms for occurrence in occurrences) > ctx.now_ms:
@@ -266,7 +248,7 @@ class _Firing:
         self._seen_ms = seen_ms
         self._schedule = schedule
         self._batch = Batch()
-        self._live = _live_jobs(ctx, schedule.spec.id)
+        self._live = live(ctx.txn, schedule.spec.id, LIVE_MAX)
         self._dropped: set[bytes] = set()
         self._noted: set[int] = set()
         self.run = schedule.run
@@ -405,11 +387,6 @@ def _named(template: JobSpec, job_id: str) -> JobSpec:
         return spec_of(plain)
     then = follower._replace(spec=_named(follower.spec, f"{job_id}.then"))
     return spec_of((*plain, Links((), int(OnFailure.CANCEL), then)))
-
-
-def _live_jobs(ctx: Context, schedule_id: str) -> list[int]:
-    prefix = live_prefix(schedule_id)
-    return [int.from_bytes(key[-8:], "big") for key in ctx.txn.keys(prefix, after_queue(prefix), limit=LIVE_MAX)]
 
 
 def decide_erasures(ctx: Context, budget: int) -> Sequence[Change]:
