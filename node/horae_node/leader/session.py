@@ -94,6 +94,8 @@ class LeaderSession:
         self._advancing = False
         self._scheduler = Scheduler(clock)
         self._firing = False
+        self._fire_ms: int | None = None
+        """When the next trigger comes, as the last look had it: no entry pays for another."""
         self._seen_ms: int | None = None
         """By cluster time: since when triggers have been due without a pause, in this reign."""
         self._fire_again_ms = 0
@@ -219,7 +221,7 @@ class LeaderSession:
             return
         delays = []
         self._deadline = machine.next_deadline(self._applier.view)
-        fire_ms = schedule_views.next_firing(self._applier.view)
+        fire_ms = self._fire_ms = schedule_views.next_firing(self._applier.view)
         if fire_ms is None or fire_ms > self.now_ms():
             self._seen_ms = None
         if fire_ms is not None:
@@ -237,7 +239,7 @@ class LeaderSession:
         """The moment may have come; a timer that fired too early is set again."""
         self._timer = None
         header = self.header()
-        if self._is_due(header) or self._has_fired(header):
+        if self._is_due(header) or self._has_trigger(header):
             self._proposer.kick()
             return
         now_ms = self._clock.monotonic_ms()
@@ -250,12 +252,11 @@ class LeaderSession:
         wall, lease = self._deadline
         return (wall is not None and wall <= header.now_ms) or (lease is not None and lease <= header.lease_clock)
 
-    def _has_fired(self, header: Header) -> bool:
+    def _has_trigger(self, header: Header) -> bool:
         """A schedule has a trigger that has come."""
-        if self._clock.monotonic_ms() < self._fire_again_ms:
+        if self._fire_ms is None or self._fire_ms > header.now_ms:
             return False
-        fire_ms = schedule_views.next_firing(self._applier.view)
-        return fire_ms is not None and fire_ms <= header.now_ms
+        return self._clock.monotonic_ms() >= self._fire_again_ms
 
     # ------------------------------------------------------------------ planning an entry
 
@@ -269,7 +270,7 @@ class LeaderSession:
             advance = self._proposer.chunk(AdvanceTime(self._advance_limit))
             advance.future.add_done_callback(self._on_advanced)
             first.append(advance)
-        if not self._firing and self._has_fired(header):
+        if not self._firing and self._has_trigger(header):
             first += self._fire(header, ready)
         self._check.update(dict.fromkeys(queue for queue in ready if self.waiters.waits_on(queue)))
         last = self._ask_repeats() if self._repeats else []
@@ -297,9 +298,11 @@ class LeaderSession:
         if chunks:
             self._firing = True
             chunks[-1].future.add_done_callback(self._on_fired)
-        else:  # what is due cannot be reckoned here
+        else:
             self._seen_ms = None
-            self._fire_again_ms = self._clock.monotonic_ms() + FIRE_AGAIN_MS
+            self._fire_ms = schedule_views.next_firing(self._applier.view)
+            if self._has_trigger(header):  # what is due cannot be reckoned here
+                self._fire_again_ms = self._clock.monotonic_ms() + FIRE_AGAIN_MS
             self._arm_soon()
         return chunks
 
