@@ -33,8 +33,7 @@ class SystemClock:
     def monotonic_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
 
-    def monotonic(self) -> float:
-        return time.monotonic()
+    monotonic = staticmethod(time.monotonic)  # asked two dozen times an entry: no frame of ours around it
 
 
 class ManualClock:

@@ -86,7 +86,8 @@ class Leader:
 
     def set_peers(self, addresses: Mapping[str, str], removed: frozenset[str], book: Roster) -> None: ...
 
-    def flush(self, peers_max: int | None = None) -> None: ...
+    def flush(self, peers_max: int | None = None) -> bool:
+        return False
 
     def disconnect(self, node_id: str, reason: str) -> None:
         raise AssertionError(reason)

@@ -351,13 +351,15 @@ class SimTransport:
             else:
                 queued.append(self._as_received(message))
 
-    def flush(self, peers_max: int | None = None) -> None:
-        if self._queued:
-            for node_id in list(islice(self._queued, peers_max)):
-                messages = self._queued.pop(node_id)
-                connection = self.links.get(node_id)
-                if connection is not None:
-                    self.network.transmit(connection, self.own_id, messages)
+    def flush(self, peers_max: int | None = None) -> bool:
+        if not self._queued:
+            return False
+        for node_id in list(islice(self._queued, peers_max)):
+            messages = self._queued.pop(node_id)
+            connection = self.links.get(node_id)
+            if connection is not None:
+                self.network.transmit(connection, self.own_id, messages)
+        return bool(self._queued)
 
     def disconnect(self, node_id: str, reason: str) -> None:
         connection = self.links.get(node_id)

@@ -1020,7 +1020,10 @@ class Guard:
 
 
 def _is_sound(message: Message, fields: tuple[tuple[str, type], ...]) -> bool:
-    return all(type(message.get(name)) is kind for name, kind in fields)
+    for name, kind in fields:  # noqa: SIM110 (a generator costs twice as much, for each message)
+        if type(message.get(name)) is not kind:
+            return False
+    return True
 
 
 def _versions_of(said: object) -> tuple[int, int] | None:

@@ -513,9 +513,11 @@ class PySyncObjRaft:
         our own disk have it, and each send costs the time of a quarter of a sync: whoever is sent to or synced last
         is waited for, unless nobody needs it.
         """
-        self._transport.flush(peers_max=(len(self._core.others) + 1) // 2 or 1)
-        self._journal.seal()
-        self._transport.flush()
+        more = self._transport.flush(peers_max=(len(self._core.others) + 1) // 2 or 1)
+        if self._journal.dirty:
+            self._journal.seal()
+        if more:
+            self._transport.flush()
 
     def _send_what_waits(self) -> None:
         guard = self._guard

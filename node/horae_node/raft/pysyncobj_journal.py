@@ -58,7 +58,8 @@ class Journal:
         self._log = log
         self._entries: list[LogEntry] = list(state.entries)
         self._bytes = sum(len(entry.data) for entry in self._entries)
-        self._dirty = False
+        self.dirty = False
+        """The handlers have written what is not sealed yet."""
         self._commit = state.commit_index
         self._groups: deque[tuple[int, int]] = deque()
         self.durable_index = self._entries[-1].log_index if self._entries else 0
@@ -86,7 +87,7 @@ class Journal:
     @property
     def mark(self) -> int:
         """Number of the group that all writes so far are in: they are durable when the log's `durable` reaches it."""
-        return self._log.sealed + self._dirty
+        return self._log.sealed + self.dirty
 
     @property
     def durable(self) -> int:
@@ -140,8 +141,8 @@ class Journal:
 
     def seal(self) -> int:
         """Hand what the handlers wrote to the writer, as one group."""
-        if self._dirty:
-            self._dirty = False
+        if self.dirty:
+            self.dirty = False
             self._log.seal()
         return self._log.sealed
 
@@ -217,7 +218,7 @@ class Journal:
     # ------------------------------------------------------------------ inside
 
     def _wrote(self) -> None:
-        self._dirty = True
+        self.dirty = True
         group, last = self._log.sealed + 1, self._entries[-1].log_index
         if self._groups and self._groups[-1][0] == group:
             self._groups.pop()

@@ -105,8 +105,8 @@ class TransportPort(Protocol):
         """Queue a message until `flush`; it is dropped when the peer is not connected."""
         ...
 
-    def flush(self, peers_max: int | None = None) -> None:
-        """Hand what is queued to the network, without waiting: for so many peers, or for all."""
+    def flush(self, peers_max: int | None = None) -> bool:
+        """Hand what is queued to the network, without waiting: for so many peers, or for all. True: more is queued."""
         ...
 
     def disconnect(self, node_id: str, reason: str) -> None:
@@ -216,11 +216,13 @@ class TcpTransport:
                 link.queue(message)
             self._unsent[link] = None
 
-    def flush(self, peers_max: int | None = None) -> None:
-        if self._unsent:
-            for link in list(islice(self._unsent, peers_max)):
-                del self._unsent[link]
-                link.flush()
+    def flush(self, peers_max: int | None = None) -> bool:
+        if not self._unsent:
+            return False
+        for link in list(islice(self._unsent, peers_max)):
+            del self._unsent[link]
+            link.flush()
+        return bool(self._unsent)
 
     def disconnect(self, node_id: str, reason: str) -> None:
         link = self._links.get(node_id)

@@ -197,8 +197,9 @@ class MemoryTransport:
         if self.network.nodes.get(self.node_id) is self:
             self.network.left(self.node_id)
 
-    def flush(self, peers_max: int | None = None) -> None:
+    def flush(self, peers_max: int | None = None) -> bool:
         """Messages leave at once."""
+        return False
 
     def set_peers(self, addresses: Mapping[str, str], removed: frozenset[str], book: Roster) -> None:
         changed = self.known ^ addresses.keys()

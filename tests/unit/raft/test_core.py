@@ -16,7 +16,7 @@ from horae_node.errors import ConfigError, Fatal
 from horae_node.raft import pysyncobj_core
 from horae_node.raft.guard import MESSAGE_FIELDS
 from horae_node.raft.port import ENTRY_BYTES_MAX, Timing
-from horae_node.raft.pysyncobj_core import BATCH_BYTES, Core, require_pinned
+from horae_node.raft.pysyncobj_core import BATCH_BYTES, Core, Peer, require_pinned
 
 FIELDS = [
     "commandsQueue",
@@ -44,10 +44,12 @@ METHODS = [
     "applyLogEntries",
     "doApplyCommand",
     "generateRaftTimeout",
+    "getCurrentLogIndex",
     "loadDumpFile",
     "sendAppendEntries",
     "setCurrentTerm",
     "setState",
+    "tryLogCompaction",
 ]
 
 SENT: dict[str, set[str]] = {
@@ -87,6 +89,14 @@ def test_another_version_of_the_library_is_refused(tmp_path: Path) -> None:
 def test_the_names_that_are_used_are_the_names_listed_here() -> None:
     used = set(re.findall(r"_SyncObj__(\w+)", inspect.getsource(pysyncobj_core)))
     assert used == {*FIELDS, *METHODS}
+
+
+def test_peers_of_one_hash_are_still_told_apart() -> None:
+    one, other = "plumless", "buckeroo"  # a well-known collision of CRC-32
+    assert hash(Peer(one)) == hash(Peer(other))
+    assert Peer(one) != Peer(other)
+    assert len({Peer(one), Peer(other), Peer(one)}) == 2
+    assert (str(Peer(one)), Peer(one).id) == (one, one)
 
 
 @pytest.mark.parametrize("name", FIELDS)
