@@ -80,7 +80,7 @@ def _operation(route: Route, schema_of: dict[type, Json], components: Json) -> J
         operation["x-horae-role"] = route.role
     if route.request is not wire.Empty:
         operation["requestBody"] = {
-            "required": True,
+            "required": route.body_required,
             "description": f"At most {route.body_bytes_max} bytes.",
             "content": _content(schema_of[route.request]),
         }

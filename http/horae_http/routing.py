@@ -77,6 +77,8 @@ class Route(NamedTuple):
     """Makes the call's body of the bytes and whether they are MessagePack. Raises: `Failure`."""
     request: type[wire.Request] = wire.Empty
     query: type[wire.Request] = wire.NoQuery
+    body_required: bool = True
+    """False: none is as an empty object."""
     leader: bool = True
     """Only the leader can serve it (unless the query asks for a local reading)."""
     body_bytes_max: int = wire.BODY_BYTES_MAX
@@ -105,6 +107,8 @@ class Route(NamedTuple):
 
 async def read_body(route: Route, raw: bytes, packed: bool) -> Any:
     """The call's body made of its bytes. Raises: `Failure`."""
+    if not raw and not route.body_required:
+        return route.request()
     if route.read_in_turns is None or len(raw) <= WHOLE_BYTES_MAX:
         return route.read(raw, packed)
     return await route.read_in_turns(raw, packed)

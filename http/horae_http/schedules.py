@@ -104,7 +104,7 @@ async def _change(service: Service, call: Call, change: Callable[[str], Awaitabl
 
 async def trigger_schedule(service: Service, call: Call) -> Answer:
     _require_own(service, call)
-    view, created = await service.schedules.trigger(call.item)
+    view, created = await service.schedules.trigger(call.item, call.body.id)
     return codec.answer(201 if created else 200, view, call.packed_out)
 
 
@@ -203,11 +203,14 @@ ROUTES: Final[tuple[Route, ...]] = (
         "POST",
         f"{_ONE}/trigger",
         "triggerSchedule",
-        "Make a job of it now, besides its triggers. 200 with the job that has its `unique_key`, where one has.",
+        "Make a job of it now, besides its triggers. 200 with one of this `id`, or of its `unique_key`, that is there.",
         trigger_schedule,
         {201: wire.JobView, 200: wire.JobView},
         "submit",
-        repeats=_never,
+        BodyReader(wire.TriggerRequest).read,
+        wire.TriggerRequest,
+        repeats=lambda body: body.id is not None,
+        body_required=False,
     ),
     Route(
         "POST",

@@ -127,14 +127,14 @@ class Schedules:
         self._changed(await self._when_nothing_is_due(command), schedule_id)
         return self._view(schedule_id)
 
-    async def trigger(self, schedule_id: str) -> tuple[wire.JobView, bool]:
-        """A job of it now, besides its triggers; or, not new, the one that has its `unique_key`.
+    async def trigger(self, schedule_id: str, own_id: str | None) -> tuple[wire.JobView, bool]:
+        """A job of it now, besides its triggers; or, not new, the one of the caller's own id, or of its `unique_key`.
 
         Raises: `Refused` (`not_found`, `rate_limited`).
         """
         self._proposer.require_room(Rank.NEW)
         self._find(schedule_id)
-        job_id = f"{schedule_id}@manual-{ids.uuid7(self._session.now_ms())}"
+        job_id = f"{schedule_id}@manual-{own_id or ids.uuid7(self._session.now_ms())}"
         outcome = await self._proposer.run_one(TriggerSchedule(schedule_id, job_id))
         if isinstance(outcome, Rejected):
             raise _refused(outcome, schedule_id)

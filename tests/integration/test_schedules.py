@@ -158,13 +158,25 @@ async def test_a_job_by_hand_and_triggers_after_the_fact(any_q: Queue) -> None:
 async def test_a_job_by_hand_whose_unique_key_is_held_is_the_one_that_has_it(any_q: Queue) -> None:
     q = any_q
     (await put(q, cron="0 * * * *", job={"unique_key": "one"})).expect(201)
-    first = (await post(q, "trigger")).expect(201)
+    first = (await post(q, "trigger", {})).expect(201)
     assert (await post(q, "trigger")).expect(200)["id"] == first["id"]
     require_problem(await put_if(q, "If-Match", '"0"'), 412, "version")
     (await q.call("DELETE", f"/v1/schedules/{q.name}")).expect(204)
     require_problem(await put_if(q, "If-Match", "*"), 412, "version")
     for verb in ("pause", "resume", "trigger"):
         require_problem(await post(q, verb), 404, "not_found")
+
+
+async def test_a_job_by_hand_of_the_callers_own_id_is_made_once(any_q: Queue) -> None:
+    q = any_q
+    (await put(q, cron="0 * * * *")).expect(201)
+    first = (await post(q, "trigger", {"id": "today"})).expect(201)
+    assert first["id"] == f"{q.name}@manual-today"
+    assert (await post(q, "trigger", {"id": "today"})).expect(200)["id"] == first["id"]
+    assert (await post(q, "trigger", {"id": "other"})).expect(201)["id"] != first["id"]
+    for wrong in ("", "a b", "a@b", "x" * 61, "a\n", 1):
+        require_problem(await post(q, "trigger", {"id": wrong}), 422, "invalid")
+    require_problem(await post(q, "trigger", {"ID": "today"}), 422, "invalid")
 
 
 async def test_what_comes_next_is_shown_with_what_is_odd(any_q: Queue) -> None:

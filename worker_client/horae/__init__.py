@@ -49,6 +49,10 @@ if TYPE_CHECKING:
     from horae.jobs import Renewal as Renewal
     from horae.jobs import RetryPolicy as RetryPolicy
     from horae.registry import Context as Context
+    from horae.schedules import NextTime as NextTime
+    from horae.schedules import Schedule as Schedule
+    from horae.schedules import Trigger as Trigger
+    from horae.schedules import Triggered as Triggered
     from horae.worker import Worker as Worker
 
 _HOMES = {
@@ -62,6 +66,7 @@ _HOMES = {
     ),
     "horae.jobs": ("Beat", "Claim", "Ended", "Ending", "Failure", "Job", "JobPage", "NewJob", "Renewal", "RetryPolicy"),
     "horae.registry": ("Context",),
+    "horae.schedules": ("NextTime", "Schedule", "Trigger", "Triggered"),
     "horae.worker": ("Worker",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, wait
 from contextlib import suppress
+from datetime import datetime
 from typing import Any, Self, TypeVar, Unpack
 
 from msgspec import Raw
@@ -35,6 +36,7 @@ from horae.jobs import (
     QueueSettings,
     Renewal,
 )
+from horae.schedules import NextTime, Schedule, ScheduleRule, ScheduleTerms, Trigger, Triggered
 from horae.transport import new_event_loop
 from horae.trouble import Trouble
 
@@ -273,6 +275,61 @@ class Client:
     def set_queue(self, name: str, **settings: Unpack[QueueSettings]) -> wire.QueueView:
         """Change settings of a queue; as `AsyncClient.set_queue`."""
         return self._run(self._client.set_queue(name, **settings))
+
+    def put_schedule(
+        self, schedule_id: str, job: NewJob, *, if_version: int | None = None, **terms: Unpack[ScheduleTerms]
+    ) -> Schedule:
+        """Make a schedule, or replace it; as `AsyncClient.put_schedule`."""
+        return self._run(self._client.put_schedule(schedule_id, job, if_version=if_version, **terms))
+
+    def schedule(self, schedule_id: str) -> Schedule:
+        """Read a schedule. Raises: `NotFound`."""
+        return self._run(self._client.schedule(schedule_id))
+
+    def schedules(self) -> list[Schedule]:
+        """All schedules, by id; as `AsyncClient.schedules`."""
+        return self._run(_all(self._client.schedules()))
+
+    def delete_schedule(self, schedule_id: str) -> None:
+        """Nothing of it fires any more; its jobs live on. Raises: `NotFound`."""
+        self._run(self._client.delete_schedule(schedule_id))
+
+    def pause_schedule(self, schedule_id: str) -> Schedule:
+        """Let its triggers go by from now on. Raises: `NotFound`."""
+        return self._run(self._client.pause_schedule(schedule_id))
+
+    def resume_schedule(self, schedule_id: str, *, missed: bool = False) -> Schedule:
+        """Let its triggers run again; as `AsyncClient.resume_schedule`."""
+        return self._run(self._client.resume_schedule(schedule_id, missed=missed))
+
+    def trigger_schedule(self, schedule_id: str, *, own_id: str | None = None) -> Job:
+        """Make a job of it now, besides its triggers; as `AsyncClient.trigger_schedule`."""
+        return self._run(self._client.trigger_schedule(schedule_id, own_id=own_id))
+
+    def backfill_schedule(self, schedule_id: str, from_: datetime | str, to: datetime | str) -> Triggered:
+        """Run the triggers of a window that have not run; as `AsyncClient.backfill_schedule`."""
+        return self._run(self._client.backfill_schedule(schedule_id, from_, to))
+
+    def triggers(
+        self, schedule_id: str, *, from_: datetime | str | None = None, to: datetime | str | None = None
+    ) -> list[Trigger]:
+        """The ledger, oldest first; as `AsyncClient.triggers`."""
+        return self._run(_all(self._client.triggers(schedule_id, from_=from_, to=to)))
+
+    def next_times(self, schedule_id: str, n: int = 10, *, from_: datetime | str | None = None) -> list[NextTime]:
+        """The next moments that a schedule names; as `AsyncClient.next_times`."""
+        return self._run(self._client.next_times(schedule_id, n, from_=from_))
+
+    def preview(
+        self,
+        n: int = 10,
+        *,
+        schedule_id: str | None = None,
+        from_: datetime | str | None = None,
+        **rule: Unpack[ScheduleRule],
+    ) -> list[NextTime]:
+        """The same of a schedule that is not saved; as `AsyncClient.preview`."""
+        return self._run(self._client.preview(n, schedule_id=schedule_id, from_=from_, **rule))
 
     def run_now(self, job_id: str) -> Job:
         """Make a pending job ready. Raises: `Conflict` in any other state."""

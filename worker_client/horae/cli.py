@@ -73,6 +73,25 @@ _FLAGS = {
     "/filter/task": "--task",
     "/filter/tag": "--tag",
     "/limit": "--limit",
+    "/cron": "--cron",
+    "/every_seconds": "--every",
+    "/timezone": "--timezone",
+    "/missed": "--missed",
+    "/overlap": "--overlap",
+    "/grace_seconds": "--grace",
+    "/catch_up_seconds": "--catch-up",
+    "/max_catch_up": "--max-catch-up",
+    "/jitter_seconds": "--jitter",
+    "/dst_gap": "--dst-gap",
+    "/dst_repeat": "--dst-repeat",
+    "/starts_at": "--starts",
+    "/ends_at": "--ends",
+    "/unique_key": "--unique-key",
+    "/concurrency_key": "--concurrency-key",
+    "/ttl_seconds": "--ttl",
+    "/from": "--from",
+    "/to": "--to",
+    "/n": "-n",
     "/node": "NODE",
     "/raft_address": "--raft",
     "/http_url": "--http",
@@ -136,14 +155,14 @@ class Target:
 
 def deadline_option(default_seconds: float, words: str) -> Callable[[Command], Command]:
     """`--deadline`, at most so long."""
-    return click.option("--deadline", type=_Seconds(), default=default_seconds, metavar="SECONDS", help=words)
+    return click.option("--deadline", type=Seconds(), default=default_seconds, metavar="SECONDS", help=words)
 
 
-class _Whole(click.IntRange):
+class Whole(click.IntRange):
     name = "whole number"
 
 
-class _Seconds(click.FloatRange):
+class Seconds(click.FloatRange):
     """How long. `math.nan` passes every comparison of a range, and no wait for it ends."""
 
     name = "number of seconds"
@@ -192,12 +211,12 @@ def with_target(*options: Callable[[Command], Command]) -> Callable[[Command], C
             _require_text()
             _guarded(command, _target(urls, token, as_json, deadline), rest)
 
-        return _with_options(run, options)  # type: ignore[return-value]
+        return with_options(run, options)  # type: ignore[return-value]
 
     return decorate
 
 
-_target_options = with_target(*_EVERY)
+target_options = with_target(*_EVERY)
 
 
 def _group_options(command: Command) -> Command:
@@ -208,7 +227,7 @@ def _group_options(command: Command) -> Command:
         _require_text()
         command(ctx, _target(urls, token, as_json, deadline))
 
-    return _with_options(run, _EVERY)  # type: ignore[return-value]
+    return with_options(run, _EVERY)  # type: ignore[return-value]
 
 
 def _require_text() -> None:
@@ -234,7 +253,7 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _with_options(command: Callable[..., Any], options: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
+def with_options(command: Callable[..., Any], options: Sequence[Callable[..., Any]]) -> Callable[..., Any]:
     """With these options, listed in this order."""
     for option in reversed(options):
         command = option(command)
@@ -309,7 +328,8 @@ def _in_flags(error: errors.RequestError) -> str:
     ours = {name for param in click.get_current_context().command.params for name in param.opts}
     fields = []
     for field in error.problem.errors:
-        flag = _FLAGS.get(field.pointer, field.pointer)
+        pointer = field.pointer.removeprefix("/job")  # of a schedule's template
+        flag = _FLAGS.get(pointer, pointer)
         fields.append(f"{flag if flag != '--id' or flag in ours else 'ID'} {field.detail}")
     return "; ".join(fields) or str(error)
 
@@ -370,11 +390,11 @@ class _WaitSeconds(click.ParamType):  # type: ignore[type-arg, unused-ignore]
 @click.argument("task")
 @click.option("--payload", metavar="JSON", help="The payload, a JSON value.")
 @click.option("--at", "run_at", metavar="RFC3339", help="When it becomes due, with an offset: 2026-11-29T12:00:00Z.")
-@click.option("--delay", "delay_seconds", type=_Seconds(), metavar="SECONDS", help="Due after so long.")
+@click.option("--delay", "delay_seconds", type=Seconds(), metavar="SECONDS", help="Due after so long.")
 @click.option("--queue", metavar="Q", help="Default: default.")
 @click.option("--id", "job_id", metavar="ID", help="Your own id: submitting it again makes no second job.")
-@click.option("--priority", type=_Whole(-100, 100), metavar="N", help="-100 to 100, higher first.")
-@click.option("--max-attempts", type=_Whole(1, 100), metavar="N", help="1 to 100. Default: 5.")
+@click.option("--priority", type=Whole(-100, 100), metavar="N", help="-100 to 100, higher first.")
+@click.option("--max-attempts", type=Whole(1, 100), metavar="N", help="1 to 100. Default: 5.")
 @click.option("--after", multiple=True, metavar="ID", help="Run it when this job is finished; may be given again.")
 @click.option("--on-failure", type=click.Choice(["cancel", "run"]), help="When one of those fails. Default: cancel.")
 @click.option(
@@ -386,7 +406,7 @@ class _WaitSeconds(click.ParamType):  # type: ignore[type-arg, unused-ignore]
     metavar="[SECONDS]",
     help="Wait for the result, at most so long; exit 0 if it succeeded, 1 if it did not, 4 if it is not finished yet.",
 )
-@_target_options
+@target_options
 def submit(target: Target, task: str, wait_seconds: float | None, **given: Any) -> None:
     """Submit a job of TASK."""
     job = _new_job(task, **given)
@@ -420,12 +440,12 @@ def _new_job(
     if job_id == "":
         fail(EXIT_USAGE, "--id is empty; leave the flag out for a new one")
     named = {
-        "run_at": _moment(run_at),
+        "run_at": moment("--at", run_at),
         "delay_seconds": delay_seconds,
         "id": new_id() if job_id is None else job_id,
         **options,
     }
-    return NewJob(task=task, payload=_payload(payload), **{key: it for key, it in named.items() if it is not None})
+    return NewJob(task=task, payload=payload_of(payload), **{key: it for key, it in named.items() if it is not None})
 
 
 def _wait(client: Client, job: Job, wait_seconds: float, look_seconds: float) -> Job:
@@ -457,7 +477,7 @@ def _exit_by_state(job: Job) -> None:
 
 @main_group.command()
 @click.argument("job_id", metavar="ID")
-@_target_options
+@target_options
 def job(target: Target, job_id: str) -> None:
     """Show a job."""
     with target.client() as client:
@@ -469,8 +489,8 @@ def job(target: Target, job_id: str) -> None:
 @click.option("--state", type=click.Choice(list(show.STATE_STYLES)), help="In this state only.")
 @click.option("--task", metavar="TASK", help="Of this task only.")
 @click.option("--tag", metavar="KEY:VALUE", help="With this tag only.")
-@click.option("--limit", type=_Whole(min=1), default=50, show_default=True, help="At most so many.")
-@_target_options
+@click.option("--limit", type=Whole(min=1), default=50, show_default=True, help="At most so many.")
+@target_options
 def jobs(target: Target, queue: str | None, state: str | None, task: str | None, tag: str | None, limit: int) -> None:
     """List jobs, newest first."""
     most = min(limit, sys.maxsize - 1)
@@ -498,7 +518,7 @@ _WHICH = (
 
 
 def _which_options(command: Command) -> Command:
-    return _with_options(command, _WHICH)  # type: ignore[return-value]
+    return with_options(command, _WHICH)  # type: ignore[return-value]
 
 
 def _require_which(job_id: str | None, which: JobFilter, every: bool) -> None:
@@ -513,7 +533,7 @@ def _require_which(job_id: str | None, which: JobFilter, every: bool) -> None:
 @main_group.command()
 @click.argument("job_id", metavar="[ID]", required=False)
 @_which_options
-@_target_options
+@target_options
 def cancel(target: Target, job_id: str | None, every: bool, **which: Unpack[JobFilter]) -> None:
     """Cancel a job, or many: at once if it is not running, else its worker is told at its next heartbeat."""
     _require_which(job_id, which, every)
@@ -534,7 +554,7 @@ def cancel(target: Target, job_id: str | None, every: bool, **which: Unpack[JobF
 @main_group.command()
 @click.argument("job_id", metavar="[ID]", required=False)
 @_which_options
-@_target_options
+@target_options
 def requeue(target: Target, job_id: str | None, every: bool, **which: Unpack[JobFilter]) -> None:
     """Run a dead, cancelled or expired job anew, or many: without --state the dead ones."""
     _require_which(job_id, which, every)
@@ -551,7 +571,7 @@ def _jobs(count: int) -> str:
 
 
 @main_group.command()
-@_target_options
+@target_options
 def queues(target: Target) -> None:
     """List the queues that hold jobs or have settings: how many in which state, how long the oldest ready one waits."""
     with target.client() as client:
@@ -559,7 +579,7 @@ def queues(target: Target) -> None:
 
 
 @main_group.command()
-@_target_options
+@target_options
 def workers(target: Target) -> None:
     """List who claimed or sent a heartbeat in the last five minutes: from which queues, with how many jobs in hand."""
     with target.client() as client:
@@ -599,13 +619,13 @@ _QUEUE_OPTIONS: Final = (
 
 
 def _queue_options(command: Command) -> Command:
-    return _with_options(command, _QUEUE_OPTIONS)  # type: ignore[return-value]
+    return with_options(command, _QUEUE_OPTIONS)  # type: ignore[return-value]
 
 
 @main_group.command()
 @click.argument("name")
 @_queue_options
-@_target_options
+@target_options
 def queue(target: Target, name: str, **given: Any) -> None:
     """Show a queue, or change its settings, which hold at once. `none` takes a limit away."""
     named = {key: None if value == NO_LIMIT else value for key, value in given.items() if value is not None}
@@ -648,7 +668,7 @@ def _show_cluster(target: Target) -> None:
 @click.argument("node")
 @click.option("--raft", "raft_address", required=True, metavar="HOST:PORT", help="Where the other nodes reach it.")
 @click.option("--http", "http_url", required=True, metavar="URL", help="Where everybody reaches it.")
-@_target_options
+@target_options
 def add_member(target: Target, node: str, raft_address: str, http_url: str) -> None:
     """Take NODE in, which runs with `join` (and then asks by itself). It counts once it has caught up.
 
@@ -671,7 +691,7 @@ def add_member(target: Target, node: str, raft_address: str, http_url: str) -> N
 @click.argument("node")
 @click.option("--raft", "raft_address", required=True, metavar="HOST:PORT", help="Where the other nodes reach it now.")
 @click.option("--http", "http_url", required=True, metavar="URL", help="Where everybody reaches it now.")
-@_target_options
+@target_options
 def move_member(target: Target, node: str, raft_address: str, http_url: str) -> None:
     """NODE, with its data, is at other addresses."""
     with target.client() as client:
@@ -681,7 +701,7 @@ def move_member(target: Target, node: str, raft_address: str, http_url: str) -> 
 
 @cluster.command("remove")
 @click.argument("node")
-@_target_options
+@target_options
 def remove_member(target: Target, node: str) -> None:
     """Remove NODE for good: its id never comes back."""
     with target.client() as client:
@@ -690,7 +710,7 @@ def remove_member(target: Target, node: str) -> None:
 
 @cluster.command("lead")
 @click.argument("node")
-@_target_options
+@target_options
 def lead(target: Target, node: str) -> None:
     """Hand the lead over to NODE."""
     with target.client() as client:
@@ -794,7 +814,8 @@ def _load_worker(where: str) -> Worker:
 # ---------------------------------------------------------------- input
 
 
-def _payload(text: str | None) -> Any:
+def payload_of(text: str | None) -> Any:
+    """The value that `--payload` is."""
     if text is None:
         return None
     try:
@@ -822,16 +843,17 @@ def _why_no_json(text: str, error: msgspec.DecodeError) -> str:
     return f"{error}"
 
 
-def _moment(text: str | None) -> datetime | None:
+def moment(flag: str, text: str | None) -> datetime | None:
+    """The moment that a flag names."""
     if text is None:
         return None
     try:
-        moment = datetime.fromisoformat(text)
+        found = datetime.fromisoformat(text)
     except ValueError:
-        fail(EXIT_USAGE, f"--at {text!r} is not a time; write it as 2026-11-29T12:00:00Z")
-    if moment.tzinfo is None:
-        fail(EXIT_USAGE, f"--at {text!r} has no offset; add Z for UTC, or +01:00")
-    return moment
+        fail(EXIT_USAGE, f"{flag} {text!r} is not a time; write it as 2026-11-29T12:00:00Z")
+    if found.tzinfo is None:
+        fail(EXIT_USAGE, f"{flag} {text!r} has no offset; add Z for UTC, or +01:00")
+    return found
 
 
 # ---------------------------------------------------------------- the end

@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
-from difflib import get_close_matches
 from itertools import islice
-from typing import Any, NamedTuple, Self, TypeVar, Unpack
-from urllib.parse import quote, urlencode
+from typing import Any, NamedTuple, Self, Unpack
 
 import msgspec
 from msgspec import Raw
 
 from horae import clock, codec, errors, wire
+from horae.calls import filled, moment, part, query, require_known
 from horae.checks import require_no_nan
 from horae.ids import new_id
 from horae.jobs import (
@@ -36,6 +34,7 @@ from horae.jobs import (
     QueueSettings,
     Renewal,
 )
+from horae.schedule_calls import ScheduleCalls
 from horae.transport import Again, Answer, Refusal, Transport
 from horae.trouble import Trouble
 
@@ -52,10 +51,6 @@ _AGAIN = frozenset({"rate_limited", "no_leader", "outcome_unknown", "shutting_do
 """Item errors of a batch that a repeat with the same ids may mend."""
 _AGAIN_SECONDS = 0.2
 """A leader that sheds single items of a batch is given this long before they are sent again."""
-
-
-_NO_PART = frozenset({"", ".", ".."})
-_List = TypeVar("_List", wire.QueueList, wire.WorkerList)
 
 
 class _Jobs(msgspec.Struct):
@@ -90,7 +85,7 @@ class Submitted(NamedTuple):
     created: bool
 
 
-class AsyncClient:
+class AsyncClient(ScheduleCalls):
     """A client of one cluster, for one event loop. Use as `async with`, or `close()` it.
 
     `urls`: base URLs of any of its nodes (one, several, or text with commas). `deadline_seconds`: how long a call may
@@ -143,11 +138,11 @@ class AsyncClient:
 
     async def submit_job(self, job: NewJob, *, deadline_seconds: float | None = None) -> Submitted:
         """As `submit`, and tells whether the job is new."""
-        filled = _filled(job)
+        ready = filled(job)
         try:
-            answer = await self._call("POST", "/v1/jobs", codec.encode(filled), deadline_seconds)
+            answer = await self._call("POST", "/v1/jobs", codec.encode(ready), deadline_seconds)
         except errors.OutcomeUnknown as error:
-            raise errors.unknown_submit(error, str(filled.id)) from None
+            raise errors.unknown_submit(error, str(ready.id)) from None
         return Submitted(answer.decode(Job), answer.status == 201 or answer.repeated)
 
     async def submit_many(self, jobs: Iterable[NewJob], *, deadline_seconds: float | None = None) -> list[Job]:
@@ -158,9 +153,9 @@ class AsyncClient:
         """
         results: list[Job | errors.RequestError] = []
         pending = iter(jobs)
-        while chunk := [_filled(job) for job in islice(pending, wire.BATCH_JOBS_MAX)]:
-            for part in _parts(chunk):
-                results += await self._submit_batch(part, deadline_seconds)
+        while chunk := [filled(job) for job in islice(pending, wire.BATCH_JOBS_MAX)]:
+            for run in _parts(chunk):
+                results += await self._submit_batch(run, deadline_seconds)
         done = [result for result in results if isinstance(result, Job)]
         if len(done) != len(results):
             raise errors.PartlyRefused(results)
@@ -198,11 +193,10 @@ class AsyncClient:
         **wanted: Unpack[JobsWanted],
     ) -> JobPage:
         """One page of jobs, newest first; hand its `next_cursor` back for the next."""
-        _require_known("jobs", wanted, JobsWanted.__optional_keys__)
-        moments = {key: _moment(wanted.get(key)) for key in ("created_from", "created_before")}
+        require_known("jobs", wanted, JobsWanted.__optional_keys__)
+        moments = {key: moment(wanted.get(key)) for key in ("created_from", "created_before")}
         named: dict[str, Any] = {**wanted, **moments, "cursor": cursor, "limit": str(limit)}
-        query = urlencode({key: value for key, value in named.items() if value is not None})
-        return (await self._call("GET", f"/v1/jobs?{query}", None, deadline_seconds)).decode(JobPage)
+        return (await self._call("GET", f"/v1/jobs?{query(named)}", None, deadline_seconds)).decode(JobPage)
 
     async def jobs(self, *, page: int = 200, **wanted: Unpack[JobsWanted]) -> AsyncIterator[Job]:
         """All jobs that match, newest first, read a page at a time."""
@@ -310,23 +304,13 @@ class AsyncClient:
 
     async def queues(self, *, page: int = 200) -> AsyncIterator[wire.QueueView]:
         """All queues that hold jobs or have settings, by name, read a page at a time."""
-        async for got in self._pages("/v1/queues", wire.QueueList, page):
+        async for got in self._pages("/v1/queues", {}, wire.QueueList, page):
             for queue in got.queues:
                 yield queue
 
-    async def _pages(self, path: str, shape: type[_List], page: int) -> AsyncIterator[_List]:
-        cursor: str | None = None
-        while True:
-            query = urlencode({"limit": str(page)} | ({} if cursor is None else {"cursor": cursor}))
-            got = (await self._call("GET", f"{path}?{query}")).decode(shape)
-            yield got
-            cursor = got.next_cursor
-            if cursor is None:
-                return
-
     async def workers(self, *, page: int = 200) -> AsyncIterator[wire.WorkerView]:
         """Who claimed or sent a heartbeat in the last five minutes, by name, read a page at a time."""
-        async for got in self._pages("/v1/workers", wire.WorkerList, page):
+        async for got in self._pages("/v1/workers", {}, wire.WorkerList, page):
             for worker in got.workers:
                 yield worker
 
@@ -486,11 +470,12 @@ class AsyncClient:
         wait_seconds: float = 0.0,
         try_seconds: float | None = None,
         again: Again | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Answer:
         if until is None:
             until = self._until(deadline_seconds) + wait_seconds
         try:
-            return await self._refusable(method, path, body, until, wait_seconds, try_seconds, again)
+            return await self._refusable(method, path, body, until, wait_seconds, try_seconds, again, headers)
         except Refusal as refusal:
             raise refusal.error from None
 
@@ -503,10 +488,11 @@ class AsyncClient:
         wait_seconds: float = 0.0,
         try_seconds: float | None = None,
         again: Again | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Answer:
         if try_seconds is None:
             return await self._transport.call(
-                method, path, body, deadline=until, wait_seconds=wait_seconds, again=again
+                method, path, body, deadline=until, wait_seconds=wait_seconds, again=again, headers=headers
             )
         return await self._transport.call(method, path, body, deadline=until, try_seconds=try_seconds)
 
@@ -526,67 +512,19 @@ def url_list(urls: str | Sequence[str]) -> list[str]:
 
 
 def _queue_path(name: str) -> str:
-    return f"/v1/queues/{_part(name, '/name')}"
+    return f"/v1/queues/{part(name, '/name')}"
 
 
 def _job_path(job_id: str) -> str:
-    return f"/v1/jobs/{_part(job_id, '/id')}"
+    return f"/v1/jobs/{part(job_id, '/id')}"
 
 
 def _member_path(node: str) -> str:
-    return f"/v1/cluster/members/{_part(node, '/node')}"
-
-
-def _part(name: str, pointer: str) -> str:
-    """One part of a path. Raises: TypeError; `Invalid` for what no URL can carry there: it would be another path."""
-    if not isinstance(name, str):
-        raise TypeError(f"{pointer[1:]} is text, not {name!r}")
-    try:
-        quoted = quote(name, safe="")
-    except UnicodeEncodeError:
-        quoted = ""
-    if quoted in _NO_PART:
-        raise errors.invalid_here(pointer, f"{name!r} names nothing that there could be")
-    return quoted
+    return f"/v1/cluster/members/{part(node, '/node')}"
 
 
 def _require_options(options: JobOptions) -> None:
-    _require_known("submit", options, JobOptions.__optional_keys__)
-
-
-def _require_known(call: str, given: Mapping[str, object], known: frozenset[str]) -> None:
-    """Raises: TypeError for an option that is none, with the one that was meant."""
-    unknown = given.keys() - known
-    if unknown:
-        name = min(unknown)
-        close = get_close_matches(name, sorted(known), n=1, cutoff=0.5)
-        meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"
-        raise TypeError(f"{call}() has no option {name!r}: {meant}")
-
-
-def _filled(job: NewJob) -> NewJob:
-    """A copy that is ready to send: with an id, its payload encoded once, its moments as text."""
-    if not isinstance(job, NewJob):
-        kind = type(job).__name__
-        raise TypeError(f"a job to submit is a NewJob(task=..., payload=...), not a {kind}: write NewJob(**job)")
-    copy: NewJob = msgspec.structs.replace(
-        job,
-        id=job.id if job.id is not None else new_id(),
-        payload=codec.encode_value(job.payload, bytes_max=wire.PAYLOAD_BYTES_MAX, what="payload"),
-        run_at=_moment(job.run_at),
-        expires_at=_moment(job.expires_at),
-        then=None if job.then is None else _filled(job.then),
-    )
-    return copy
-
-
-def _moment(value: Any) -> Any:
-    """RFC 3339. A time without an offset stays one, for the cluster to refuse by its field."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, datetime):
-        raise TypeError(f"a moment is a datetime with an offset, or RFC 3339 text, not {value!r}")
-    return value.isoformat()
+    require_known("submit", options, JobOptions.__optional_keys__)
 
 
 def _parts(jobs: list[NewJob]) -> Iterator[list[NewJob]]:

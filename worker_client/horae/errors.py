@@ -195,7 +195,7 @@ BY_CODE: dict[str, type[RequestError]] = {
     "not_found": NotFound,
     "conflict": Conflict,
     "lease_lost": LeaseLost,
-    "precondition_failed": PreconditionFailed,
+    "version": PreconditionFailed,
     "too_large": TooLarge,
     "rate_limited": RateLimited,
     "no_leader": NoLeader,

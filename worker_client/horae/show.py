@@ -23,6 +23,7 @@ from rich.text import Text
 
 from horae import streams, visible
 from horae.jobs import AttemptError, Job
+from horae.schedules import NextTime, Schedule, Trigger
 from horae.wire import ClusterView, DepthView, QueueView, WorkerView
 
 STATE_STYLES = {
@@ -132,6 +133,11 @@ def show_job(job: Job) -> None:
         "last error": _error(error) if error is not None else "",
         "traceback": Text(visible.lines((error.traceback or "").rstrip())) if error is not None else "",
     }
+    _print_lines(lines)
+
+
+def _print_lines(lines: Mapping[str, str | Text]) -> None:
+    """Names and what they are, what is empty left out."""
     grid = Table.grid(padding=(0, 2))
     for name, line in lines.items():
         if line:
@@ -214,6 +220,71 @@ def show_queue(queue: QueueView) -> None:
     }
     said = [f"{name} {value:g}" for name, value in limits.items() if value is not None]
     print_line(("paused  " if queue.paused else "") + "  ".join(said))
+
+
+def show_schedules(schedules: Sequence[Schedule]) -> None:
+    """A line a schedule."""
+    rows: list[list[str | Text]] = [
+        [it.id, _rule(it), it.timezone, str(it.job.get("task", "")), str(it.job.get("queue", "")), next_of(it)]
+        for it in schedules
+    ]
+    print_table(["schedule", "triggers", "zone", "task", "queue", "next"], rows)
+
+
+def show_schedule(schedule: Schedule) -> None:
+    """One schedule, line by line, what is empty left out."""
+    job = dict(schedule.job)
+    catches_up = schedule.missed != "skip"
+    lines = {
+        "id": f"{schedule.id} (version {schedule.version})",
+        "triggers": _rule(schedule),
+        "zone": schedule.timezone,
+        "jitter": f"{schedule.jitter_seconds:g} s" if schedule.jitter_seconds else "",
+        "from": _time(schedule.starts_at),
+        "until": _time(schedule.ends_at),
+        "missed": f"{schedule.missed} what is more than {schedule.grace_seconds:g} s late",
+        "catch up": f"{schedule.max_catch_up} of {schedule.catch_up_seconds:g} s at most" if catches_up else "",
+        "overlap": schedule.overlap,
+        "task": str(job.get("task", "")),
+        "queue": str(job.get("queue", "")),
+        "payload": _value(job.get("payload")),
+        "last": _time(schedule.last_nominal_time),
+        "next": next_of(schedule),
+    }
+    _print_lines(lines)
+
+
+def _rule(schedule: Schedule) -> str:
+    return schedule.cron if schedule.cron is not None else f"every {schedule.every_seconds:g} s"
+
+
+def next_of(schedule: Schedule) -> str:
+    """When it triggers next, in words."""
+    if schedule.paused:
+        return "paused"
+    return _time(schedule.next_run_at) or "never"
+
+
+def show_triggers(triggers: Sequence[Trigger]) -> None:
+    """A line a trigger."""
+    rows: list[list[str | Text]] = [
+        [
+            _time(it.nominal_time),
+            it.outcome,
+            it.job_id or "",
+            _text(it.state, STATE_STYLES.get(it.state, "")) if it.state else "",
+            it.why or "",
+        ]
+        for it in triggers
+    ]
+    print_table(["nominal time", "outcome", "job", "state", "why"], rows)
+
+
+def show_times(times: Sequence[NextTime]) -> None:
+    """A line a moment."""
+    print_table(
+        ["nominal time", "local time", ""], [[_time(it.nominal_time), it.local_time, it.note or ""] for it in times]
+    )
 
 
 def show_cluster(view: ClusterView) -> None:

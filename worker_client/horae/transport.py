@@ -149,8 +149,9 @@ class Transport:
         wait_seconds: float = 0.0,
         try_seconds: float = TRY_SECONDS,
         again: Again | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> Answer:
-        """The answer of the first node that serves the call. `path` is encoded, with its query.
+        """The answer of the first node that serves the call. `path` is encoded, with its query; `headers` are more.
 
         `deadline` is on the monotonic clock; `wait_seconds` is how long the server was asked to hold the answer back;
         `again`: what to send instead once a try has failed.
@@ -170,7 +171,8 @@ class Transport:
                 await asyncio.sleep(pause)
                 continue
             try:
-                got = await self._try(node, method, path, body, min(try_seconds + wait_seconds, deadline - began))
+                left = min(try_seconds + wait_seconds, deadline - began)
+                got = await self._try(node, method, path, body, left, headers)
             except _NoAnswer as error:
                 now = self._now()
                 self.nodes.failed(node, began=began, now=now)
@@ -209,14 +211,22 @@ class Transport:
         self.nodes.refused(node, seconds=asked or RETRY_AFTER_SECONDS, now=self._now())
         return 0.0
 
-    async def _try(self, node: Node, method: str, path: str, body: bytes | None, seconds: float) -> _Try:
+    async def _try(
+        self,
+        node: Node,
+        method: str,
+        path: str,
+        body: bytes | None,
+        seconds: float,
+        headers: Mapping[str, str] | None,
+    ) -> _Try:
         session = self._session_here()
         try:
             async with session.request(
                 method,
                 URL(node.url + path, encoded=True),
                 data=body,
-                headers=self._headers,
+                headers=self._headers if headers is None else {**self._headers, **headers},
                 timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=min(CONNECT_SECONDS, seconds)),
                 allow_redirects=False,
             ) as response:

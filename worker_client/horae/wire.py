@@ -67,6 +67,7 @@ _LINE_OR_EMPTY: Final = r"^[^\u0000-\u001f\u007f]*$(?!\n)"
 _TAG_KEY: Final = r"^[^\u0000-\u001f\u007f:]{1,100}$(?!\n)"
 _JOB_ID: Final = r"^(?!\.{1,2}$)[^\u0000-\u001f\u007f]+$(?!\n)"
 
+_OWN_ID: Final = r"^[A-Za-z0-9_.-]{1,60}$(?!\n)"
 _TAG: Final = r"^[^\u0000-\u001f\u007f:]{1,100}:[^\u0000-\u001f\u007f]{0,200}$(?!\n)"
 _EVENT_ID: Final = r"^[0-9]{1,19}(\.[0-9]{1,9})?$(?!\n)"
 _QUEUES: Final = r"^[A-Za-z0-9_.-]{1,100}(,[A-Za-z0-9_.-]{1,100}){0,99}$(?!\n)"
@@ -354,6 +355,13 @@ class BackfillRequest(Request):
         _require_moment("to", self.to)
         if self.to <= self.from_:
             raise Contradiction("to", "is not after `from`")
+
+
+class TriggerRequest(Request):
+    """`POST /v1/schedules/{id}/trigger`; may be left out. The job's id is `{schedule}@manual-{id}`: `id` makes the call
+    one that may be repeated."""
+
+    id: Annotated[str, Meta(pattern=_OWN_ID)] | None = None
 
 
 def _require_template(job: SubmitRequest) -> None:

@@ -355,7 +355,6 @@ def test_the_help_says_what_is_there(arguments: list[str], words: list[str]) -> 
     got = CliRunner().invoke(main_group, arguments)
     assert got.exit_code == 0
     assert [word for word in words if word not in " ".join(got.stdout.split())] == []
-    assert "schedule" not in got.stdout
 
 
 async def test_jobs_are_listed_up_to_the_limit(server: FakeServer) -> None:

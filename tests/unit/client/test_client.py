@@ -20,6 +20,7 @@ from horae import AsyncClient, Beat, Client, Ending, Failure, Job, NewJob, error
 from horae.client import url_list
 from horae.jobs import Claim
 from horae.nodes import base_url
+from horae.schedules import NextTime, Schedule, ScheduleRule, ScheduleTerms, Trigger
 from horae.transport import Transport
 from horae.trouble import Trouble
 
@@ -370,6 +371,11 @@ def test_the_blocking_client_has_every_call_and_says_what_it_does() -> None:
 
 def test_the_shapes_have_the_keys_of_the_wire() -> None:
     assert set(Job.__struct_fields__) == set(wire.JobView.__struct_fields__)
+    assert set(Schedule.__struct_fields__) == set(wire.ScheduleView.__struct_fields__)
+    assert set(Trigger.__struct_fields__) == set(wire.TriggerView.__struct_fields__)
+    assert set(NextTime.__struct_fields__) == set(wire.NextTime.__struct_fields__)
+    assert set(ScheduleTerms.__optional_keys__) | {"job"} == set(wire.ScheduleRequest.__struct_fields__)
+    assert set(ScheduleRule.__optional_keys__) == set(wire.ScheduleRule.__struct_fields__)
     assert set(Claim.__struct_fields__) == set(wire.ClaimedJob.__struct_fields__)
     assert set(NewJob.__struct_fields__) == set(wire.SubmitRequest.__struct_fields__)
     assert set(Ending.__struct_fields__) == set(wire.EndingRequest.__struct_fields__)
