@@ -104,14 +104,16 @@ class Listed(NamedTuple):
 
 
 QUEUES_MERGED = 200
+QUEUES_LOOKED = 5000
 LOOKED_MAX = 1000
 
 
 def list_jobs(view: View, queue: str | None, state: int | None, before_seq: int | None, limit: int) -> Listed:
     """Jobs below `before_seq` (None = from the newest), at most `limit` (>= 1), however few there are of them.
 
-    Work: `limit` rows; with `queue` alone times the states; with `state` alone plus one look-up for each queue, while
-    there are at most `QUEUES_MERGED`: among more, as many of the newest jobs as a page looks at, of whatever state.
+    Work: `limit` rows; with `queue` alone times the states; with `state` alone plus the depths of all queues and one
+    look-up for each that has any such job. Of more than `QUEUES_LOOKED` queues, or `QUEUES_MERGED` such, as many of the
+    newest jobs are looked at as a page takes, of whatever state.
     """
     before = SEQ_MAX if before_seq is None else max(before_seq, 0)
     if queue is not None:
@@ -121,10 +123,10 @@ def list_jobs(view: View, queue: str | None, state: int | None, before_seq: int 
         return _listed(pages[0] if len(pages) == 1 else nlargest(limit, [seq for page in pages for seq in page]), limit)
     if state is None:
         return _listed(_newest(view, RUN, before, limit), limit)
-    having = all_counts(view, QUEUES_MERGED + 1)
-    if len(having) > QUEUES_MERGED:
-        return _walk(view, state, before, limit)
+    having = all_counts(view, QUEUES_LOOKED + 1)
     lists = [queue_keys(name).listed[state] for name, kept in having.items() if kept[state]]
+    if len(having) > QUEUES_LOOKED or len(lists) > QUEUES_MERGED:
+        return _walk(view, state, before, limit)
     return _listed(_merge_newest(view, lists, before, limit), limit)
 
 

@@ -9,7 +9,7 @@ from horae_node.core import lists, views
 from horae_node.core.commands import CancelJob
 from horae_node.core.model import QueueCounts, State
 
-READY, PENDING, CANCELLED = int(State.READY), int(State.PENDING), int(State.CANCELLED)
+READY, PENDING, CANCELLED, EXPIRED = map(int, (State.READY, State.PENDING, State.CANCELLED, State.EXPIRED))
 
 
 def test_what_is_not_there():
@@ -53,6 +53,19 @@ def test_among_many_queues_no_page_looks_at_all(monkeypatch: pytest.MonkeyPatch)
         pages += 1
     assert found == wanted
     assert pages == 5
+
+
+def test_a_state_that_few_of_many_queues_have_takes_one_page(monkeypatch: pytest.MonkeyPatch):
+    """A list by state alone walked along all jobs once there were more queues than lists may be merged."""
+    monkeypatch.setattr(lists, "QUEUES_MERGED", 2)
+    monkeypatch.setattr(lists, "LOOKED_MAX", 5)
+    world = World()
+    for n in range(30):
+        world.do(submit(f"j{n}", queue=f"q{n}"))
+    for cancelled in ("j3", "j17"):
+        world.do(CancelJob(cancelled))
+    assert lists.list_jobs(world.txn, None, CANCELLED, None, 5) == ([18, 4], None)
+    assert lists.list_jobs(world.txn, None, EXPIRED, None, 5) == ([], None)
 
 
 def test_a_short_page_is_the_last():
