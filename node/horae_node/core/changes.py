@@ -138,9 +138,9 @@ class NeedsMet(NamedTuple):
 
 
 class JobSettled(NamedTuple):
-    """All that waited for this job by then have been told how it ended."""
+    """All that waited for a job when it ended have been told of it. `key`: the row that says who."""
 
-    seq: int
+    key: bytes
 
 
 class TombstoneSwept(NamedTuple):

@@ -262,7 +262,7 @@ def evolve_needs_met(ctx: Context, change: NeedsMet) -> None:
 
 
 def evolve_job_settled(ctx: Context, change: JobSettled) -> None:
-    ctx.delete(SETTLE + seq_bytes(change.seq))
+    ctx.delete(change.key)
 
 
 def evolve_claim_recorded(ctx: Context, change: ClaimRecorded) -> None:
@@ -438,7 +438,7 @@ def _put_held(ctx: Context, seq: int, spec: JobSpec, needs: Needs) -> None:
     for other, place in needs.unfinished:
         ctx.put(NEEDED + pair_bytes(other, seq), (place,))
     for other, state in needs.failed:
-        ctx.put(SETTLE + seq_bytes(other), (state, seq))
+        _put_settle(ctx, other, state, seq)
     ctx.held += 1
     if spec.expires_at_ms is not None:
         ctx.put(EXPIRY + pair_bytes(spec.expires_at_ms, seq), ())
@@ -494,7 +494,18 @@ def _put_finished(ctx: Context, handle: JobHandle, before: Run, after: Run) -> N
     if ctx.held:
         start, stop = pair_range(NEEDED, seq, ctx.job_seq)
         if ctx.txn.keys(start, stop, limit=1):
-            ctx.put(SETTLE + seq_bytes(seq), (after.state, ctx.job_seq))
+            _put_settle(ctx, seq, after.state, ctx.job_seq)
+
+
+def _put_settle(ctx: Context, seq: int, state: int, up_to: int) -> None:
+    """Those up to that number are to be told. Who is still to hear of an ending before a requeue hears of that."""
+    key = SETTLE + seq_bytes(seq)
+    before = ctx.get(key)
+    if before is not None and before[0] != state:
+        key += seq_bytes(up_to)
+        if ctx.get(key) is not None:
+            return
+    ctx.put(key, (state, up_to))
 
 
 def _delete_finished(ctx: Context, handle: JobHandle, before: Run) -> None:

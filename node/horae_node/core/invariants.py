@@ -82,6 +82,7 @@ from horae_node.core.tables import (
     handle_for,
     id_key,
     is_tombstone,
+    job_of_settle,
     keyed_key,
     lane_key,
     lanes_of,
@@ -279,14 +280,17 @@ def _check_links(rows: dict[bytes, Row], jobs: dict[int, tuple[JobSpec, Run]], f
     if held != len(needs) or rows.get(HELD) == (0,):
         findings.append(f"{held} jobs are said to wait for others: {len(needs)}")
     expected: set[bytes] = set()
+    told_up_to: dict[int, int] = {}
+    for key, row in rows.items():
+        if key[:2] == SETTLE:
+            told_up_to[job_of_settle(key)] = max(row[1], told_up_to.get(job_of_settle(key), 0))
     for seq, (_, others) in needs.items():
         if seq not in jobs or jobs[seq][1].state != S_PENDING or jobs[seq][1].attempt or not others:
             findings.append(f"job {seq} does not wait for others: {others}")
         expected.update(NEEDED + pair_bytes(other, seq) for other in others)
         for other in others:
-            up_to = rows.get(SETTLE + seq_bytes(other), (0, 0))[1]
             unfinished = other in jobs and jobs[other][1].state <= S_RUNNING
-            if not unfinished and up_to < seq:
+            if not unfinished and told_up_to.get(other, 0) < seq:
                 findings.append(f"job {seq} waits for {other}, which is finished, and nobody will tell it")
     found = {key for key in rows if key[:1] == NEEDED}
     findings += [f"row of a need leaked or missing: {key!r}" for key in sorted(found ^ expected)]

@@ -70,7 +70,7 @@ RUN = b"r"  # seq -> Run
 SCHEDULE = b"S"  # schedule id -> ScheduleSpec
 SCHEDULE_RUN = b"F"  # schedule id -> ScheduleRun
 SETTINGS = b"t"  # queue -> QueueSettings
-SETTLE = b"G\0"  # seq -> (the state that it ended in, seq): those up to that one that wait for it are to be told
+SETTLE = b"G\0"  # seq (, last seq) -> (the state that it ended in, last seq): those up to that one are to be told
 SPEC = b"s"  # seq -> JobSpec
 TRAIT = b"v"  # trait, seq -> (); see `trait_of`
 TRAITS_FROM = b"V"  # -> (seq,): jobs after this one have rows in TRAIT; no row: none has
@@ -346,6 +346,11 @@ def keyed_range(keys: QueueKeys, group: bytes) -> tuple[bytes, bytes]:
 def pair_range(table: bytes, first: int, last: int) -> tuple[bytes, bytes]:
     """All rows of `table` keyed by `first` and a second number up to `last`."""
     return table + seq_bytes(first), table + pair_bytes(first, last) + b"\0"
+
+
+def job_of_settle(key: bytes) -> int:
+    """The job that has ended, by the key of a row of `SETTLE`."""
+    return int.from_bytes(key[2:10], "big")
 
 
 def schedule_key(schedule_id: str) -> bytes:

@@ -28,11 +28,13 @@ from horae_node.core.tables import (
     follower_of,
     handle_for,
     id_key,
+    job_of_settle,
     links_of,
     pair_range,
     seq_bytes,
     terms_of,
 )
+from horae_storage.kv import Row
 
 UNIQUE_KEY_HELD = Rejected("conflict", "an unfinished job has its unique_key")
 TOLD_WEIGHT = 8
@@ -44,22 +46,31 @@ FOLLOWER = "then"
 
 
 def decide_settlements(ctx: Context, budget: int) -> list[Change]:
-    """Tell those that wait how the jobs ended that they wait for."""
+    """Tell those that wait how the jobs ended that they wait for: of each such job an equal share of the budget, so
+    that one with a million dependants holds up none with few. Of several endings of one job the first comes first."""
+    budget = max(1, budget // TOLD_WEIGHT)
+    endings = _first_endings(ctx, budget)
+    share = max(1, budget // max(1, len(endings)))
     told: dict[int, list[Told]] = {}
     settled: list[Change] = []
-    left = max(1, budget // TOLD_WEIGHT)
-    for key, (state, up_to) in ctx.txn.scan(SETTLE, SETTLE + b"\xff" * 9, limit=budget):
-        if left <= 0:
-            break
-        other = int.from_bytes(key[-8:], "big")
+    for key, (state, up_to) in endings:
+        other = job_of_settle(key)
         start, stop = pair_range(NEEDED, other, up_to)
-        waiting = ctx.txn.scan(start, stop, limit=left)
-        for needed, (place,) in waiting:
+        waiting = ctx.txn.scan(start, stop, limit=share + 1)
+        for needed, (place,) in waiting[:share]:
             told.setdefault(int.from_bytes(needed[-8:], "big"), []).append(Told(other, place, state))
-        if len(waiting) < left:
-            settled.append(JobSettled(other))
-        left -= len(waiting) + 1
-    return [*[_tell(ctx, seq, endings) for seq, endings in told.items()], *settled]
+        if len(waiting) <= share:
+            settled.append(JobSettled(key))
+    return [*[_tell(ctx, seq, its) for seq, its in told.items()], *settled]
+
+
+def _first_endings(ctx: Context, limit: int) -> list[tuple[bytes, Row]]:
+    """The rows of jobs of whose ending others are to be told: the first of each."""
+    found: list[tuple[bytes, Row]] = []
+    for key, row in ctx.txn.scan(SETTLE, SETTLE + b"\xff" * 17, limit=limit):
+        if not found or job_of_settle(found[-1][0]) != job_of_settle(key):
+            found.append((key, row))
+    return found
 
 
 class Told(NamedTuple):
