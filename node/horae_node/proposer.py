@@ -15,7 +15,20 @@ from typing import NamedTuple, Protocol
 
 from horae_node import codec
 from horae_node.clock import Clock
-from horae_node.core.commands import Command, Header, SubmitJob
+from horae_node.core.commands import (
+    CancelJob,
+    CancelJobIn,
+    Command,
+    CompleteJob,
+    DeleteJob,
+    FailJob,
+    Header,
+    ReleaseJob,
+    RequeueJob,
+    RequeueJobIn,
+    RunJobNow,
+    SubmitJob,
+)
 from horae_node.core.results import EntryOutcome, Outcome, Rejected
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.raft.port import ENTRY_BYTES_MAX, Raft
@@ -24,6 +37,10 @@ from horae_node.shedding import FLOORS, SHARES, Bounds, Drain, Rank, shed
 GATHERED_BYTES_MAX = 48 * 1024
 """Commands gathered into one entry, unless a single one is larger: some three milliseconds of work for each node.
 Larger ones make the nodes wait for each other (docs/decisions/0010-small-entries.md)."""
+
+MOVED_PER_BYTE = 64
+"""An entry may have 3 MiB of specs read or written anew on each node: so many bytes of them weigh as one of a command.
+Bulk completions of jobs with large followers were 10 KB of commands, and half a second of work."""
 
 IN_FLIGHT_MAX = 8
 """Entries proposed and not yet applied, when much waits: network, disks and machine then work on different ones."""
@@ -47,6 +64,10 @@ STUCK_RETRY_S = 5
 _STUCK = shed("no majority of the nodes stores anything at the moment: nothing was done", STUCK_RETRY_S)
 
 _SUBMITS = {SubmitJob}
+_MOVERS = frozenset(
+    (CompleteJob, FailJob, ReleaseJob, CancelJob, CancelJobIn, RequeueJob, RequeueJobIn, RunJobNow, DeleteJob)
+)
+"""Commands that a job's spec may have to be read for."""
 
 
 def _too_large(size_bytes: int) -> str:
@@ -60,7 +81,8 @@ Result = Outcome | NotApplied | OutcomeUnknown
 
 
 class Chunk:
-    """Commands that travel together, and who waits for their outcomes."""
+    """Commands that travel together, and who waits for their outcomes. `size_bytes`: what they weigh, with the specs
+    that they move."""
 
     __slots__ = ("blobs", "commands", "due_now", "future", "size_bytes")
 
@@ -91,6 +113,10 @@ class Session(Protocol):
 
     def header(self) -> Header:
         """The stamp of an entry that leaves now."""
+        ...
+
+    def moved_bytes(self, command: Command) -> int:
+        """Bytes of specs that a node reads, or makes, to apply the command."""
         ...
 
     def plan(self, header: Header, due_now: dict[str, int]) -> Plan:
@@ -241,15 +267,19 @@ class Proposer:
         chunks: list[Chunk] = []
         blobs: list[bytes] = []
         begun = size = 0
-        for blob in map(codec.pack_command, commands):
-            if len(blob) > DATA_BYTES_MAX:
-                raise NotApplied("too_large", _too_large(len(blob)))
-            if blobs and size + len(blob) > GATHERED_BYTES_MAX:
+        for command in commands:
+            blob = codec.pack_command(command)
+            weight = len(blob)
+            if weight > DATA_BYTES_MAX:
+                raise NotApplied("too_large", _too_large(weight))
+            if type(command) in _MOVERS:
+                weight += self._session.moved_bytes(command) // MOVED_PER_BYTE
+            if blobs and size + weight > GATHERED_BYTES_MAX:
                 chunks.append(Chunk(commands[begun : begun + len(blobs)], blobs, size, None))
                 begun += len(blobs)
                 blobs, size = [], 0
             blobs.append(blob)
-            size += len(blob)
+            size += weight
         chunks.append(Chunk(commands[begun:], blobs, size, due_now))
         queue = self._endings if ending else self._queue
         for chunk in chunks:

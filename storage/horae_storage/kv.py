@@ -30,6 +30,10 @@ class View(Protocol):
         """
         ...
 
+    def row_bytes(self, key: bytes) -> int:
+        """Bytes that the row at `key` takes as stored, 0 for none: neither read nor checked."""
+        ...
+
     def scan(self, start: bytes, stop: bytes, *, limit: int, reverse: bool = False) -> list[tuple[bytes, Row]]:
         """At most `limit` (>= 1) pairs with start <= key < stop, ascending; with `reverse`, from the end, descending.
 

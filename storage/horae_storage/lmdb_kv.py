@@ -92,6 +92,12 @@ class LmdbTxn:
             raise corrupt_row(key, self._path)
         return unpackb(value[:-CRC_BYTES], use_list=False)  # type: ignore[no-any-return]
 
+    def row_bytes(self, key: bytes) -> int:
+        try:
+            return len(self._get(key, b""))
+        except lmdb.Error as error:
+            raise self._failure(error, key) from error
+
     def put(self, key: bytes, row: Row) -> None:
         packed = self._pack(row)
         crc = crc32(packed, crc32(key)).to_bytes(CRC_BYTES, "little")

@@ -95,6 +95,9 @@ class MemoryTxn:
         value = self._rows.get(key)
         return None if value is None else decode_row(key, value, _WHERE)
 
+    def row_bytes(self, key: bytes) -> int:
+        return len(self._rows.get(key, b""))
+
     def put(self, key: bytes, row: Row) -> None:
         value = encode_row(self._pack(row), key)
         require_key(key)

@@ -13,11 +13,13 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgpack
 import pytest
 
 from horae_storage.kv import MAX_KEY_BYTES, Store
 from horae_storage.lmdb_kv import LmdbStore
 from horae_storage.memory import MemoryStore
+from horae_storage.rows import encode_row
 
 FIRST, LAST = b"\x00", b"\xff" * MAX_KEY_BYTES
 
@@ -98,6 +100,12 @@ class TestRows:
 
     def test_what_is_not_there_is_none(self, store: Store) -> None:
         assert store.txn.get(b"k") is None
+        assert store.txn.row_bytes(b"k") == 0
+
+    def test_a_row_tells_its_size_unread(self, store: Store) -> None:
+        for payload in (b"", b"x" * 300, b"x" * 300_000):
+            store.txn.put(b"k", (payload,))
+            assert store.txn.row_bytes(b"k") == len(encode_row(msgpack.packb((payload,)), b"k"))
 
     def test_delete_says_whether_there_was_something(self, store: Store) -> None:
         store.txn.put(b"k", (1,))

@@ -41,6 +41,8 @@ from horae_node.core.tables import (
     counts_of,
     error_of,
     group_row_of,
+    handle_of,
+    has_follower,
     id_key,
     is_tombstone,
     lanes_key,
@@ -89,6 +91,14 @@ def meta(view: View) -> Meta:
 def job_seq(view: View, job_id: str) -> int | None:
     row = view.get(id_key(job_id))
     return None if row is None or is_tombstone(row) else row[0]
+
+
+def spec_bytes(view: View, job_id: str, *, followed: bool = False) -> int:
+    """Bytes of the job's spec, payload and all, as stored; 0 when it is gone, or none is to follow it as it must be."""
+    row = view.get(id_key(job_id))
+    if row is None or is_tombstone(row) or (followed and not has_follower(handle_of(row))):
+        return 0
+    return view.row_bytes(SPEC + seq_bytes(row[0]))
 
 
 def spec(view: View, seq: int) -> JobSpec | None:

@@ -16,7 +16,17 @@ from horae_node import codec
 from horae_node.applier import Applier
 from horae_node.clock import Clock, ClusterClock
 from horae_node.core import machine, schedule_views, views
-from horae_node.core.commands import ENTRY_VERSION, AdvanceTime, ClaimJobs, Header, Nothing, OpenEpoch, ReleaseJob
+from horae_node.core.commands import (
+    ENTRY_VERSION,
+    AdvanceTime,
+    ClaimJobs,
+    Command,
+    CompleteJob,
+    Header,
+    Nothing,
+    OpenEpoch,
+    ReleaseJob,
+)
 from horae_node.core.results import EntryOutcome, EpochOpened, Granted, Outcome
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.leader.scheduler import Scheduler
@@ -203,6 +213,11 @@ class LeaderSession:
 
     def header(self) -> Header:
         return Header(ENTRY_VERSION, self._epoch, self.now_ms(), self.lease_clock())
+
+    def moved_bytes(self, command: Command) -> int:
+        """Bytes of specs that a node reads, or makes, to apply the command. A completion needs none but to follow."""
+        job_id: str = command.job_id  # type: ignore[union-attr]  # the proposer asks of commands that have one
+        return views.spec_bytes(self._applier.view, job_id, followed=type(command) is CompleteJob)
 
     def _arm_soon(self) -> None:
         """As `_arm`, once for all entries of a moment, and not before those who wait for the first are answered."""

@@ -104,6 +104,9 @@ class Counting:
     def get(self, key: bytes) -> Row | None:
         return self._view.get(key)
 
+    def row_bytes(self, key: bytes) -> int:
+        return self._view.row_bytes(key)
+
     def scan(self, start: bytes, stop: bytes, *, limit: int, reverse: bool = False) -> list[tuple[bytes, Row]]:
         found = self._view.scan(start, stop, limit=limit, reverse=reverse)
         self.rows += len(found)

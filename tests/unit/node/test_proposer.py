@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -54,9 +54,13 @@ class PlainSession:
     """Leads, adds nothing."""
 
     open = True
+    moved: Mapping[str, int] = {}
 
     def header(self) -> Header:
         return Header(ENTRY_VERSION, 1, 0, 0)
+
+    def moved_bytes(self, command: Command) -> int:
+        return self.moved.get(command.job_id, 0) if isinstance(command, CompleteJob) else 0
 
     def plan(self, header: Header, due_now: dict[str, int]) -> Plan:
         return Plan([], [])
@@ -139,6 +143,18 @@ async def test_large_calls_do_not_wait_for_each_other_up_to_a_bound() -> None:
     raft.commit_all()
     assert await asyncio.gather(*calls) == [Done(7)] * len(calls)
     assert len(raft.entries) == proposer.IN_FLIGHT_MAX + 1
+
+
+async def test_an_entry_is_bounded_by_the_specs_that_its_commands_move() -> None:
+    """A thousand completions of 11 KB made followers of 250 MiB in one entry, and cost the lead."""
+    made, raft, session = make()
+    session.moved = {"large": proposer.GATHERED_BYTES_MAX * proposer.MOVED_PER_BYTE // 3}
+    results = await made.run([CompleteJob("large", 1, None) for _ in range(20)])
+    assert results == [Done(7)] * 20
+    sizes = [len(codec.split_entry(entry)[1]) for entry in raft.entries]
+    assert sizes == [2] * 10
+    await made.run([CompleteJob("small", 1, None) for _ in range(20)])
+    assert len(raft.entries) == 11
 
 
 async def test_a_large_call_is_cut_and_its_outcomes_stay_in_order() -> None:
