@@ -124,6 +124,8 @@ async def _serve(config: NodeConfig, node: Node, stop: asyncio.Event, connection
     server = await start_server(app, host, port, connections_max=connections_max)
     _calm_collector()
     log.event("serving", http=config.http_listen, url=config.http_advertise, raft=config.raft_listen)
+    if tokens is None:
+        log.event("open_to_this_machine", http=config.http_listen, reason="no tokens are configured: loopback only")
     if not is_loopback(config.raft_listen.host):
         log.warning("raft_links_in_the_clear", raft=config.raft_listen)
     await stop.wait()

@@ -45,6 +45,7 @@ async def test_stop_is_orderly_and_the_next_start_finds_its_jobs(tmp_path: Path)
         cluster.start(cluster.nodes[0])
         await cluster.wait_ready()
         assert (await cluster.api.call("GET", "/v1/jobs/kept")).expect(200)["state"] == "ready"
+        assert "open_to_this_machine" in cluster.nodes[0].log_text()
         await cluster.stop_all()
         assert cluster.check_logs() == []
         assert cluster.check_states() == []
