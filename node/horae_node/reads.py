@@ -17,13 +17,14 @@ from typing import Any, Final
 from msgspec import UNSET, Raw
 
 from horae import wire
+from horae_node import cron
 from horae_node.core import lists, views
 from horae_node.core.decide.submit import with_expiry
 from horae_node.core.limits import burst_of
 from horae_node.core.model import AttemptError, JobSpec, Run, ScheduleRun, ScheduleSpec, State
 from horae_node.core.tables import Tombstone, follower_of, links_of, run_of, seq_bytes, spec_bytes, trait_of
 from horae_node.errors import Refused
-from horae_node.translate import MISSED, OVERLAP, moment_ms
+from horae_node.translate import MISSED, OVERLAP, moment_ms, rule_of
 from horae_storage.kv import View
 
 QUEUE_LOOKS_MAX: Final = 4000
@@ -229,6 +230,7 @@ def schedule_view(spec: ScheduleSpec, run: ScheduleRun) -> wire.ScheduleView:
         next_nominal_time=None if following is None else moment_text(following.nominal_ms),
         next_run_at=None if following is None else moment_text(following.fire_ms),
         last_nominal_time=None if run.last_nominal_ms is None else moment_text(run.last_nominal_ms),
+        error=cron.trouble(rule_of(spec)),
     )
 
 

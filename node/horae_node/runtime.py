@@ -16,7 +16,7 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily
 
 from horae import wire
-from horae_node import codec, logs, reads
+from horae_node import codec, logs, reads, zones
 from horae_node.applier import Applier
 from horae_node.backup import Backups
 from horae_node.clock import Clock
@@ -502,6 +502,14 @@ class Node:
             "horae_proposals_queued", "Commands that wait for an entry (leader).", self._proposer.queued_commands
         )
         yield _gauge("horae_waiting_claims", "Claims that are parked (leader).", len(self._session.waiters))
+        yield _gauge(
+            "horae_schedules_unreckonable",
+            "Schedules whose trigger has come, and which this node's zone data do not allow to reckon (leader).",
+            self._session.scheduler.broken if self._session.open else 0,
+        )
+        data = GaugeMetricFamily("horae_tzdata_info", "1 for the release of the zone data here.", labels=["version"])
+        data.add_metric([zones.version()], 1)
+        yield data
         yield _gauge("horae_event_subscribers", "Who reads events here.", self._feed.subscribers)
         waiting = GaugeMetricFamily("horae_waiting_requests", "Requests that wait here, by kind.", labels=["kind"])
         for what, count in self._service.waiting().items():

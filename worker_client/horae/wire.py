@@ -825,7 +825,8 @@ class QueueList(Struct):
 
 
 class ScheduleView(Struct):
-    """A schedule as it reads. `version` is what `If-Match` compares."""
+    """A schedule as it reads. `version` is what `If-Match` compares. `error`: why the node that answers cannot reckon
+    it; its triggers wait for a leader that can."""
 
     id: str
     version: int
@@ -849,6 +850,7 @@ class ScheduleView(Struct):
     next_nominal_time: str | None
     next_run_at: str | None
     last_nominal_time: str | None
+    error: str | None
 
 
 class ScheduleList(Struct):
