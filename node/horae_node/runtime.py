@@ -22,6 +22,7 @@ from horae_node.backup import Backups
 from horae_node.clock import Clock
 from horae_node.config import NodeConfig
 from horae_node.core import views
+from horae_node.core.changes import TriggerNoted
 from horae_node.core.model import KNOWN_VERSIONS, Versions
 from horae_node.core.results import EntryOutcome
 from horae_node.disk_room import DiskRoom
@@ -308,19 +309,24 @@ class Node:
         self._session.on_entry(outcome)
         self._feed.on_entry(index, outcome)
         self._rates.on_entry(outcome.changes)
-        if outcome.died and index > self._replayed_to and self._applier.meta().epoch_node == self._config.node_id:
-            self._count_dead(outcome.died)
+        noted = [change.trigger.fate for change in outcome.changes if type(change) is TriggerNoted]
+        if not (outcome.died or noted) or index <= self._replayed_to:
+            return
+        if self._applier.meta().epoch_node == self._config.node_id:
+            self._count(outcome.died, noted)
 
     def _on_install(self) -> None:
         self._finishes.release_all()
         self._feed.on_install(self._applier.applied_index)
 
-    def _count_dead(self, died: tuple[tuple[int, str], ...]) -> None:
+    def _count(self, died: tuple[tuple[int, str], ...], fates: list[int]) -> None:
         """By the node alone whose reign the entry is of, leading still or not: over all nodes each is counted once."""
         for seq, reason in died:
             spec = views.spec(self._applier.view, seq)
             if spec is not None:  # deleted in the same entry
                 self._metrics.count_dead(spec.queue, spec.task, reason)
+        for fate in fates:
+            self._metrics.count_trigger(fate)
 
     def _on_session(self) -> None:
         self._membership.on_leadership()

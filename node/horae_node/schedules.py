@@ -91,8 +91,8 @@ class Schedules:
 
         def command() -> Command:
             first = self._first(spec)
-            if first is None and not self._is_stored(spec):
-                raise Refused("invalid", "is over: the schedule would never trigger", "/ends_at")
+            if not self._is_stored(spec):
+                self._require_ahead(first, spec.job.expires_at_ms)
             return PutSchedule(spec, request.paused, first, if_version)
 
         changed = self._changed(await self._when_nothing_is_due(schedule_id, command), schedule_id)
@@ -104,6 +104,12 @@ class Schedules:
         if found is not None and translate.times_of(found.spec) == translate.times_of(spec):
             return found.run.next
         return next_occurrence(spec, self._session.now_ms())
+
+    def _require_ahead(self, first: Occurrence | None, expires_ms: int | None) -> None:
+        if first is None:
+            raise _over()
+        if expires_ms is not None:
+            _require_unexpired(expires_ms, self._session.now_ms())
 
     def _is_stored(self, spec: ScheduleSpec) -> bool:
         found = schedule_views.find(self._applier.view, spec.id)
@@ -257,8 +263,13 @@ class Schedules:
         """The same of a schedule that is not saved. Raises: `Refused("invalid")` with what is wrong with it."""
         rule = translate.schedule_rule(request.id, request)
         require_rule(rule)
-        from_ms = self._now_ms() if request.from_ is None else translate.moment_ms(request.from_)
-        return await _next_times(rule, from_ms, request.n)
+        now_ms = self._now_ms()
+        if cron.after(rule, now_ms) is None and request.from_ is None:
+            raise _over()
+        if request.job is not None and request.job.expires_at is not None:
+            _require_unexpired(translate.moment_ms(request.job.expires_at), now_ms)
+        from_ms = now_ms if request.from_ is None else translate.moment_ms(request.from_)
+        return await _next_times(rule, from_ms, request.n or wire.NextQuery().n)
 
     # ------------------------------------------------------------------ inside
 
@@ -293,6 +304,16 @@ def require_rule(rule: cron.Rule) -> None:
         cron.check(rule)
     except cron.CronError as error:
         raise Refused("invalid", str(error), f"/{error.field}") from error
+
+
+def _over() -> Refused:
+    return Refused("invalid", "is over: the schedule would never trigger", "/ends_at")
+
+
+def _require_unexpired(expires_ms: int, now_ms: int) -> None:
+    """Raises: `Refused("invalid")`."""
+    if expires_ms <= now_ms:
+        raise Refused("invalid", "is already past: each job would expire before it could run", "/job/expires_at")
 
 
 @contextmanager
