@@ -122,9 +122,11 @@ def following(rule: Rule, settled_ms: int, settled_offset_ms: int | None) -> Occ
     it. Local times up to the settled one do not come once more. Those that now lie before it were jumped over: they are
     due once, a millisecond after it, or skipped (`dst_gap`), as at any jump. Raises: as `after`.
     """
-    if settled_offset_ms is None or (own_ms := offset_ms(rule, settled_ms)) in (None, settled_offset_ms):
+    if settled_offset_ms is None:
         return after(rule, settled_ms)
-    assert own_ms is not None
+    own_ms = _offset_ms(rule.timezone, settled_ms)
+    if own_ms == settled_offset_ms or not _has_fixed_times(rule):
+        return after(rule, settled_ms)
     if own_ms > settled_offset_ms:
         lost = _lost_to_data(rule, settled_ms, settled_offset_ms, own_ms)
         return after(rule, settled_ms) if lost is None else lost
@@ -139,9 +141,7 @@ def offset_ms(rule: Rule, at_ms: int) -> int | None:
 
     Raises: as `after`.
     """
-    if rule.cron is None or _plan(rule).policy.follows_elapsed:
-        return None
-    return _zone(rule.timezone).offset_ms(at_ms)
+    return _offset_ms(rule.timezone, at_ms) if _has_fixed_times(rule) else None
 
 
 def between(rule: Rule, from_ms: int, to_ms: int, limit: int) -> list[Occurrence]:
@@ -162,11 +162,12 @@ def between(rule: Rule, from_ms: int, to_ms: int, limit: int) -> list[Occurrence
 
 
 def trouble(rule: Rule) -> str | None:
-    """Why this node cannot evaluate a rule that another one could."""
+    """Why this node cannot evaluate a rule that another one could. An interval needs no zone."""
+    if rule.cron is None:
+        return None
     try:
         _zone(rule.timezone)
-        if rule.cron is not None:
-            _plan(rule)
+        _plan(rule)
     except CronError as error:
         return str(error)
     return None
@@ -176,6 +177,7 @@ def forget() -> None:
     """Nothing that was reckoned is kept: the zone data are others now (no node's change while it runs)."""
     zones.forget()
     _next_kept.cache_clear()
+    _offset_ms.cache_clear()
 
 
 def local_text(rule: Rule, at_ms: int) -> str:
@@ -203,8 +205,18 @@ def _after(rule: Rule, moment_ms: int, next_cron: Callable[[_Plan, int], Occurre
     return found if found is not None and found.nominal_ms <= _end_ms(rule) else None
 
 
+def _has_fixed_times(rule: Rule) -> bool:
+    return rule.cron is not None and not cron_text.read(rule.cron).follows_elapsed
+
+
+@lru_cache(ANSWERS_MAX)
+def _offset_ms(zone: str, at_ms: int) -> int:
+    """A herd asks for one instant again and again."""
+    return _zone(zone).offset_ms(at_ms)
+
+
 def _local_ms(rule: Rule, at_ms: int) -> int:
-    return at_ms + _zone(rule.timezone).offset_ms(at_ms)
+    return at_ms + _offset_ms(rule.timezone, at_ms)
 
 
 def _lost_to_data(rule: Rule, settled_ms: int, old_ms: int, own_ms: int) -> Occurrence | None:
