@@ -128,7 +128,14 @@ async def next_times(service: Service, call: Call) -> Answer:
 
 
 async def preview_schedule(service: Service, call: Call) -> Answer:
-    return codec.answer(200, await service.schedules.preview(call.body), call.packed_out)
+    request: wire.PreviewRequest = call.body
+    query: wire.PreviewQuery = call.query
+    _new_id(request.id)
+    if request.job is not None:
+        settle_payloads(call, request.job, "/job")
+    request.n = request.n or query.n
+    request.from_ = request.from_ or query.from_
+    return codec.answer(200, await service.schedules.preview(request), call.packed_out)
 
 
 def _never(body: Any) -> bool:
@@ -253,6 +260,7 @@ ROUTES: Final[tuple[Route, ...]] = (
         "read",
         BodyReader(wire.PreviewRequest).read,
         wire.PreviewRequest,
+        query=wire.PreviewQuery,
         leader=False,
     ),
 )

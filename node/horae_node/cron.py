@@ -25,7 +25,20 @@ from horae_node.cron_text import CronError
 from horae_node.dst import LAST_MS, Occurrence, Policy, next_occurrence
 from horae_node.zones import Zone
 
-__all__ = ["CronError", "Occurrence", "Rule", "after", "between", "check", "jitter_ms", "local_text"]
+__all__ = [
+    "CronError",
+    "Occurrence",
+    "Rule",
+    "after",
+    "between",
+    "check",
+    "following",
+    "forget",
+    "jitter_ms",
+    "local_text",
+    "offset_ms",
+    "trouble",
+]
 
 EVERY_MIN_MS: Final = 1000
 """The contract's: nothing is due more often than once a second."""
@@ -102,6 +115,35 @@ def after(rule: Rule, moment_ms: int) -> Occurrence | None:
     return _after(rule, moment_ms, _next_kept)
 
 
+def following(rule: Rule, settled_ms: int, settled_offset_ms: int | None) -> Occurrence | None:
+    """The first occurrence after one that has come; `settled_offset_ms`: what `offset_ms` said of it, maybe elsewhere.
+
+    Where this node's data have another offset for that moment, its clocks were changed since, as it were right after
+    it. Local times up to the settled one do not come once more. Those that now lie before it were jumped over: they are
+    due once, a millisecond after it, or skipped (`dst_gap`), as at any jump. Raises: as `after`.
+    """
+    if settled_offset_ms is None:
+        return after(rule, settled_ms)
+    own_ms = _offset_ms(rule.timezone, settled_ms)
+    if own_ms == settled_offset_ms or not _has_fixed_times(rule):
+        return after(rule, settled_ms)
+    if own_ms > settled_offset_ms:
+        lost = _lost_to_data(rule, settled_ms, settled_offset_ms, own_ms)
+        return after(rule, settled_ms) if lost is None else lost
+    found = after(rule, _passed_again_ms(rule, settled_ms, settled_offset_ms, own_ms))
+    while found is not None and _local_ms(rule, found.nominal_ms) <= settled_ms + settled_offset_ms:
+        found = after(rule, found.nominal_ms)
+    return found
+
+
+def offset_ms(rule: Rule, at_ms: int) -> int | None:
+    """Local time less UTC, then. None: local times do not count, it is an interval or follows elapsed time.
+
+    Raises: as `after`.
+    """
+    return _offset_ms(rule.timezone, at_ms) if _has_fixed_times(rule) else None
+
+
 def between(rule: Rule, from_ms: int, to_ms: int, limit: int) -> list[Occurrence]:
     """The first `limit` occurrences with `from_ms <= nominal_ms < to_ms`, in order: what repeated `after` gives.
 
@@ -117,6 +159,25 @@ def between(rule: Rule, from_ms: int, to_ms: int, limit: int) -> list[Occurrence
         found.append(occurrence)
         moment_ms = occurrence.nominal_ms
     return found
+
+
+def trouble(rule: Rule) -> str | None:
+    """Why this node cannot evaluate a rule that another one could. An interval needs no zone."""
+    if rule.cron is None:
+        return None
+    try:
+        _zone(rule.timezone)
+        _plan(rule)
+    except CronError as error:
+        return str(error)
+    return None
+
+
+def forget() -> None:
+    """Nothing that was reckoned is kept: the zone data are others now (no node's change while it runs)."""
+    zones.forget()
+    _next_kept.cache_clear()
+    _offset_ms.cache_clear()
 
 
 def local_text(rule: Rule, at_ms: int) -> str:
@@ -142,6 +203,39 @@ def _after(rule: Rule, moment_ms: int, next_cron: Callable[[_Plan, int], Occurre
         return None
     found = _next_interval(rule, from_ms) if rule.every_ms is not None else next_cron(_plan(rule), from_ms)
     return found if found is not None and found.nominal_ms <= _end_ms(rule) else None
+
+
+def _has_fixed_times(rule: Rule) -> bool:
+    return rule.cron is not None and not cron_text.read(rule.cron).follows_elapsed
+
+
+@lru_cache(ANSWERS_MAX)
+def _offset_ms(zone: str, at_ms: int) -> int:
+    """A herd asks for one instant again and again."""
+    return _zone(zone).offset_ms(at_ms)
+
+
+def _local_ms(rule: Rule, at_ms: int) -> int:
+    return at_ms + _offset_ms(rule.timezone, at_ms)
+
+
+def _lost_to_data(rule: Rule, settled_ms: int, old_ms: int, own_ms: int) -> Occurrence | None:
+    """What stands for the local times after the settled one that by this node's offset were before it."""
+    wall = _wall(_plan(rule).expressions)
+    lost_ms = wall.at_or_after(settled_ms + old_ms + 1)
+    if lost_ms is None or lost_ms >= settled_ms + own_ms or settled_ms + 1 > _end_ms(rule):
+        return None
+    if wall.at_or_after(settled_ms + own_ms) == settled_ms + own_ms:
+        return None  # the settled one stands for them: it came at a local time that is due
+    kind = "dst_skipped" if rule.dst_gap == "skip" else "run"
+    return Occurrence(settled_ms + 1, kind, "local times were passed over: the rules of the time zone were changed")
+
+
+def _passed_again_ms(rule: Rule, settled_ms: int, old_ms: int, own_ms: int) -> int:
+    """When the wall clock, put back by a release of data, shows the settled local time; no later than its next change:
+    so that it is no walk over each second until then."""
+    span = _zone(rule.timezone).span_at(settled_ms)
+    return max(settled_ms, min(settled_ms + old_ms - own_ms, span.end_ms - 1))
 
 
 def _check_bounds(rule: Rule) -> None:

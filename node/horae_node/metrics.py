@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
+from horae_node.core.model import Fate
 from horae_node.shedding import Rank
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -73,6 +74,14 @@ class Metrics:
             ["queue", "task", "reason"],
             registry=self._registry,
         )
+        self._triggers = Counter(
+            "horae_triggers_total",
+            "Triggers of schedules by what they came to, as they did while this node led.",
+            ["outcome"],
+            registry=self._registry,
+        )
+        for fate in Fate:
+            self._triggers.labels(fate.name.lower())
         self._fell_behind = Counter(
             "horae_events_fell_behind_total",
             "Times that a reader of events was told that some it had not seen are not kept any more.",
@@ -104,6 +113,9 @@ class Metrics:
                 kind = OTHERS, OTHERS, reason
             self._dead_kinds.add(kind)
         self._dead.labels(*kind).inc()
+
+    def count_trigger(self, fate: int) -> None:
+        self._triggers.labels(Fate(fate).name.lower()).inc()
 
     def count_fell_behind(self) -> None:
         self._fell_behind.inc()

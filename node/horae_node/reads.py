@@ -17,13 +17,14 @@ from typing import Any, Final
 from msgspec import UNSET, Raw
 
 from horae import wire
+from horae_node import cron
 from horae_node.core import lists, views
 from horae_node.core.decide.submit import with_expiry
 from horae_node.core.limits import burst_of
 from horae_node.core.model import AttemptError, JobSpec, Run, ScheduleRun, ScheduleSpec, State
 from horae_node.core.tables import Tombstone, follower_of, links_of, run_of, seq_bytes, spec_bytes, trait_of
 from horae_node.errors import Refused
-from horae_node.translate import MISSED, OVERLAP, moment_ms
+from horae_node.translate import MISSED, OVERLAP, moment_ms, rule_of
 from horae_storage.kv import View
 
 QUEUE_LOOKS_MAX: Final = 4000
@@ -204,6 +205,10 @@ def _terms(job: JobSpec) -> dict[str, Any]:
     }
 
 
+def _text_or_none(at_ms: int | None) -> str | None:
+    return None if at_ms is None else moment_text(at_ms)
+
+
 def schedule_view(spec: ScheduleSpec, run: ScheduleRun) -> wire.ScheduleView:
     following = run.next
     return wire.ScheduleView(
@@ -212,7 +217,7 @@ def schedule_view(spec: ScheduleSpec, run: ScheduleRun) -> wire.ScheduleView:
         cron=spec.cron,
         every_seconds=None if spec.every_ms is None else spec.every_ms / 1000,
         timezone=spec.timezone,
-        job=wire.TemplateView(**_terms(spec.job)),
+        job=wire.ScheduleJobView(**_terms(spec.job), expires_at=_text_or_none(spec.job.expires_at_ms)),
         missed=MISSED[spec.missed],
         catch_up_seconds=spec.catch_up_ms / 1000,
         max_catch_up=spec.max_catch_up,
@@ -221,14 +226,15 @@ def schedule_view(spec: ScheduleSpec, run: ScheduleRun) -> wire.ScheduleView:
         jitter_seconds=spec.jitter_ms / 1000,
         dst_gap=spec.dst_gap,  # type: ignore[arg-type]
         dst_repeat=spec.dst_repeat,  # type: ignore[arg-type]
-        starts_at=None if spec.starts_ms is None else moment_text(spec.starts_ms),
-        ends_at=None if spec.ends_ms is None else moment_text(spec.ends_ms),
+        starts_at=_text_or_none(spec.starts_ms),
+        ends_at=_text_or_none(spec.ends_ms),
         paused=run.paused_ms is not None,
         created_at=moment_text(run.created_ms),
         updated_at=moment_text(run.changed_ms),
         next_nominal_time=None if following is None else moment_text(following.nominal_ms),
         next_run_at=None if following is None else moment_text(following.fire_ms),
-        last_nominal_time=None if run.last_nominal_ms is None else moment_text(run.last_nominal_ms),
+        last_nominal_time=_text_or_none(run.last_nominal_ms),
+        error=cron.trouble(rule_of(spec)),
     )
 
 

@@ -16,12 +16,13 @@ from typing import Any
 from prometheus_client.core import GaugeMetricFamily
 
 from horae import wire
-from horae_node import codec, logs, reads
+from horae_node import codec, logs, reads, zones
 from horae_node.applier import Applier
 from horae_node.backup import Backups
 from horae_node.clock import Clock
 from horae_node.config import NodeConfig
 from horae_node.core import views
+from horae_node.core.changes import TriggerNoted
 from horae_node.core.model import KNOWN_VERSIONS, Versions
 from horae_node.core.results import EntryOutcome
 from horae_node.disk_room import DiskRoom
@@ -308,19 +309,24 @@ class Node:
         self._session.on_entry(outcome)
         self._feed.on_entry(index, outcome)
         self._rates.on_entry(outcome.changes)
-        if outcome.died and index > self._replayed_to and self._applier.meta().epoch_node == self._config.node_id:
-            self._count_dead(outcome.died)
+        noted = [change.trigger.fate for change in outcome.changes if type(change) is TriggerNoted]
+        if not (outcome.died or noted) or index <= self._replayed_to:
+            return
+        if self._applier.meta().epoch_node == self._config.node_id:
+            self._count(outcome.died, noted)
 
     def _on_install(self) -> None:
         self._finishes.release_all()
         self._feed.on_install(self._applier.applied_index)
 
-    def _count_dead(self, died: tuple[tuple[int, str], ...]) -> None:
+    def _count(self, died: tuple[tuple[int, str], ...], fates: list[int]) -> None:
         """By the node alone whose reign the entry is of, leading still or not: over all nodes each is counted once."""
         for seq, reason in died:
             spec = views.spec(self._applier.view, seq)
             if spec is not None:  # deleted in the same entry
                 self._metrics.count_dead(spec.queue, spec.task, reason)
+        for fate in fates:
+            self._metrics.count_trigger(fate)
 
     def _on_session(self) -> None:
         self._membership.on_leadership()
@@ -502,6 +508,14 @@ class Node:
             "horae_proposals_queued", "Commands that wait for an entry (leader).", self._proposer.queued_commands
         )
         yield _gauge("horae_waiting_claims", "Claims that are parked (leader).", len(self._session.waiters))
+        yield _gauge(
+            "horae_schedules_unreckonable",
+            "Schedules whose trigger has come, and which this node's zone data do not allow to reckon (leader).",
+            self._session.scheduler.broken if self._session.open else 0,
+        )
+        data = GaugeMetricFamily("horae_tzdata_info", "1 for the release of the zone data here.", labels=["version"])
+        data.add_metric([zones.version()], 1)
+        yield data
         yield _gauge("horae_event_subscribers", "Who reads events here.", self._feed.subscribers)
         waiting = GaugeMetricFamily("horae_waiting_requests", "Requests that wait here, by kind.", labels=["kind"])
         for what, count in self._service.waiting().items():

@@ -8,8 +8,8 @@ Not here: HTTP, calendars (`cron.py`).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Final
 
 from horae import wire
@@ -90,13 +90,26 @@ class Schedules:
         spec = translate.schedule_spec(schedule_id, request)
 
         def command() -> Command:
-            first = next_occurrence(spec, self._session.now_ms())
-            if first is None and not self._is_stored(spec):
-                raise Refused("invalid", "is over: the schedule would never trigger", "/ends_at")
+            first = self._first(spec)
+            if not self._is_stored(spec):
+                self._require_ahead(first, spec.job.expires_at_ms)
             return PutSchedule(spec, request.paused, first, if_version)
 
-        changed = self._changed(await self._when_nothing_is_due(command), schedule_id)
+        changed = self._changed(await self._when_nothing_is_due(schedule_id, command), schedule_id)
         return self._view(schedule_id), changed.created
+
+    def _first(self, spec: ScheduleSpec) -> Occurrence | None:
+        """Where its times stay what they were, the one that is in the log: this node's zone data may be others."""
+        found = schedule_views.find(self._applier.view, spec.id)
+        if found is not None and translate.times_of(found.spec) == translate.times_of(spec):
+            return found.run.next
+        return next_occurrence(spec, self._session.now_ms())
+
+    def _require_ahead(self, first: Occurrence | None, expires_ms: int | None) -> None:
+        if first is None:
+            raise _over()
+        if expires_ms is not None:
+            _require_unexpired(expires_ms, self._session.now_ms())
 
     def _is_stored(self, spec: ScheduleSpec) -> bool:
         found = schedule_views.find(self._applier.view, spec.id)
@@ -121,13 +134,14 @@ class Schedules:
         def command() -> Command:
             found = self._find(schedule_id)
             paused_ms = found.run.paused_ms
-            rewind = next_occurrence(found.spec, paused_ms - 1) if missed and paused_ms is not None else None
+            with _stored_rule():
+                rewind = next_occurrence(found.spec, paused_ms - 1) if missed and paused_ms is not None else None
             return ResumeSchedule(schedule_id, rewind)
 
-        self._changed(await self._when_nothing_is_due(command), schedule_id)
+        self._changed(await self._when_nothing_is_due(schedule_id, command), schedule_id)
         return self._view(schedule_id)
 
-    async def trigger(self, schedule_id: str, own_id: str | None) -> tuple[wire.JobView, bool]:
+    async def trigger(self, schedule_id: str, own_id: str | None = None) -> tuple[wire.JobView, bool]:
         """A job of it now, besides its triggers; or, not new, the one of the caller's own id, or of its `unique_key`.
 
         Raises: `Refused` (`not_found`, `rate_limited`).
@@ -153,7 +167,8 @@ class Schedules:
             raise Refused("invalid", "lies in the future: those triggers will come by themselves", "/to")
         self._require_remembered(found, from_ms)
         most = found.spec.max_catch_up
-        named = await _reckon(translate.rule_of(found.spec), from_ms, to_ms, most + 1)
+        with _stored_rule():
+            named = await _reckon(translate.rule_of(found.spec), from_ms, to_ms, most + 1)
         if len(named) > most:
             raise Refused("invalid", f"is too far off: there are more than {most} triggers (max_catch_up)", "/to")
         runs = [Occurrence(one.nominal_ms, one.nominal_ms, "") for one in named if one.kind == "run"]
@@ -176,12 +191,15 @@ class Schedules:
                     "invalid", f"lies before what the ledger remembers ({reads.moment_text(oldest)})", "/from"
                 )
 
-    async def _when_nothing_is_due(self, command: Callable[[], Command]) -> Outcome:
-        """What was due before the change is dealt with first: the leader is at it."""
+    async def _when_nothing_is_due(self, schedule_id: str, command: Callable[[], Command]) -> Outcome:
+        """What was due before the change is dealt with first: the leader is at it, if it can reckon what comes then."""
         outcome: Outcome = await self._proposer.run_one(command())
         for _ in range(DUE_LOOKS):
             if not isinstance(outcome, Rejected) or outcome.code != "due":
                 return outcome
+            why = cron.trouble(translate.rule_of(self._find(schedule_id).spec))
+            if why is not None:
+                raise Refused("conflict", f"a trigger is due first, but what follows it is not known here: {why}")
             await asyncio.sleep(DUE_LOOK_S)
             outcome = await self._proposer.run_one(command())
         raise NotApplied("rate_limited", "triggers of the schedule are still being dealt with", retry_after_ms=1000)
@@ -238,14 +256,20 @@ class Schedules:
             await self._wait_current()
         rule = translate.rule_of(self._find(schedule_id).spec)
         from_ms = self._now_ms() if query.from_ is None else translate.moment_ms(query.from_)
-        return await _next_times(rule, from_ms, query.n)
+        with _stored_rule():
+            return await _next_times(rule, from_ms, query.n)
 
     async def preview(self, request: wire.PreviewRequest) -> wire.NextTimes:
         """The same of a schedule that is not saved. Raises: `Refused("invalid")` with what is wrong with it."""
         rule = translate.schedule_rule(request.id, request)
         require_rule(rule)
-        from_ms = self._now_ms() if request.from_ is None else translate.moment_ms(request.from_)
-        return await _next_times(rule, from_ms, request.n)
+        now_ms = self._now_ms()
+        if cron.after(rule, now_ms) is None and request.from_ is None:
+            raise _over()
+        if request.job is not None and request.job.expires_at is not None:
+            _require_unexpired(translate.moment_ms(request.job.expires_at), now_ms)
+        from_ms = now_ms if request.from_ is None else translate.moment_ms(request.from_)
+        return await _next_times(rule, from_ms, request.n or wire.NextQuery().n)
 
     # ------------------------------------------------------------------ inside
 
@@ -280,6 +304,25 @@ def require_rule(rule: cron.Rule) -> None:
         cron.check(rule)
     except cron.CronError as error:
         raise Refused("invalid", str(error), f"/{error.field}") from error
+
+
+def _over() -> Refused:
+    return Refused("invalid", "is over: the schedule would never trigger", "/ends_at")
+
+
+def _require_unexpired(expires_ms: int, now_ms: int) -> None:
+    """Raises: `Refused("invalid")`."""
+    if expires_ms <= now_ms:
+        raise Refused("invalid", "is already past: each job would expire before it could run", "/job/expires_at")
+
+
+@contextmanager
+def _stored_rule() -> Iterator[None]:
+    """What another node could reckon may be beyond this one's zone data. Raises: `Refused("conflict")`."""
+    try:
+        yield
+    except cron.CronError as error:
+        raise Refused("conflict", f"the schedule cannot be reckoned on this node: {error}") from error
 
 
 async def _next_times(rule: cron.Rule, from_ms: int, count: int) -> wire.NextTimes:

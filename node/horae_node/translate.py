@@ -172,6 +172,11 @@ def rule_of(spec: ScheduleSpec) -> Rule:
     return Rule(*spec[1:8], seed=spec.id)
 
 
+def times_of(spec: ScheduleSpec) -> tuple[object, ...]:
+    """All that its moments depend on."""
+    return spec[: ScheduleSpec._fields.index("missed")]
+
+
 def _nameless(job: wire.SubmitRequest) -> wire.SubmitRequest:
     return replace(job, id="", then=None if job.then is None else _nameless(job.then))
 

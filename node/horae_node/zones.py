@@ -101,10 +101,17 @@ def zone(name: str) -> Zone:
     return Zone(name)
 
 
+@lru_cache(ZONES_MAX)
 def names_like(name: str) -> list[str]:
     """At most three names that somebody may have meant."""
     folded = {known.casefold(): known for known in sorted(_names())}
     return [folded[near] for near in difflib.get_close_matches(name.casefold(), folded, n=3)]
+
+
+def forget() -> None:
+    """Nothing that was read is kept."""
+    for kept in (zone, _names, _table, _changes, names_like):
+        kept.cache_clear()
 
 
 def version() -> str:

@@ -109,7 +109,7 @@ def history() -> list[tuple[Command, ...]]:
 
 def _at(ms: int, jitter_ms: int = 0) -> Occurrence:
     """A moment of the history, whose entries are a second apart."""
-    return Occurrence(NOW_MS + ms, NOW_MS + ms + jitter_ms, "")
+    return Occurrence(NOW_MS + ms, NOW_MS + ms + jitter_ms, "", 3_600_000)
 
 
 def _whole(spec: JobSpec) -> c.SubmitJob:

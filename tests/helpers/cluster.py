@@ -91,6 +91,8 @@ class NodeProcess:
     raft_port: int
     process: subprocess.Popen[bytes] | None = None
     starts: int = field(default=0)
+    environ: dict[str, str] = field(default_factory=dict)
+    """What its process has in its environment besides."""
 
     @property
     def url(self) -> str:
@@ -201,7 +203,11 @@ class Cluster:
         module = ["horae_http.children", str(os.getpid()), "horae_http", "node", "--config", str(node.config_path)]
         with node.log_path.open("ab") as log:
             node.process = subprocess.Popen(
-                [sys.executable, "-m", *module], stdin=subprocess.PIPE, stdout=log, stderr=log, env=clean_environ()
+                [sys.executable, "-m", *module],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=clean_environ() | node.environ,
             )
 
     def kill(self, node: NodeProcess) -> None:

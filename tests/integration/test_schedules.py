@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.helpers.api import Answer
 from tests.helpers.cluster import Cluster
-from tests.helpers.story import Queue, require_problem
+from tests.helpers.story import Queue, metric, require_problem
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -193,6 +193,52 @@ async def test_what_comes_next_is_shown_with_what_is_odd(any_q: Queue) -> None:
     assert [bool(time.get("note")) for time in times] == [False, True, False]
     body = spec | {"n": 3, "from": "2027-03-27T00:00:00Z"}
     assert (await q.call("POST", "/v1/schedules/preview", body)).expect(200)["times"] == times
+
+
+async def test_a_preview_shows_what_a_put_would_say(any_q: Queue) -> None:
+    q = any_q
+    preview = "/v1/schedules/preview"
+    spec = {"cron": "0 4 * * *", "job": {"task": "t", "queue": q.name}}
+    in_query = (await q.call("POST", f"{preview}?n=2&from=2027-01-01T00:00:00Z", spec)).expect(200)["times"]
+    in_body = (await q.call("POST", preview, spec | {"n": 2, "from": "2027-01-01T00:00:00Z"})).expect(200)["times"]
+    assert in_query == in_body
+    assert [time["local_time"] for time in in_body] == [
+        "2027-01-01T04:00:00.000+00:00",
+        "2027-01-02T04:00:00.000+00:00",
+    ]
+    assert len((await q.call("POST", preview, {"cron": "0 4 * * *"})).expect(200)["times"]) == 10
+    past = {"ends_at": "2020-01-01T00:00:00Z", "every_seconds": 3600}
+    require_problem(await q.call("POST", preview, past), 422, "invalid")
+    assert len((await q.call("POST", f"{preview}?from=2019-12-31T23:00:00Z", past)).expect(200)["times"]) == 2
+    for keys, pointer in (
+        ({"overlap": "queue", "job": {"task": "t", "unique_key": "k"}}, "/job/unique_key"),
+        ({"job": {"task": "t", "expires_at": "2020-01-01T00:00:00Z"}}, "/job/expires_at"),
+        ({"job": {"task": "t", "payload": "x" * 300_000}}, "/job/payload"),
+        ({"id": "x" * 121}, "/id"),
+        ({"n": 0}, "/n"),
+        ({"timezone": "Mars/Olympus"}, "/timezone"),
+    ):
+        refused = await q.call("POST", preview, {"cron": "0 4 * * *"} | keys)
+        assert (refused.status, refused.body["errors"][0]["pointer"]) in ((422, pointer), (413, pointer))
+
+
+async def test_a_template_may_have_a_last_moment(any_q: Queue, cluster: Cluster) -> None:
+    q = any_q
+    soon = datetime.now(UTC) + timedelta(seconds=2.5)
+    made = (await put(q, every_seconds=1, job={"expires_at": text(soon)})).expect(201)
+    assert made["job"]["expires_at"] == text(soon)
+    lines = await ledger(q, 4)
+    assert [line["outcome"] for line in lines][-1] == "dropped_limit"
+    assert "expires_at" in lines[-1]["why"]
+    assert {line["outcome"] for line in lines if line["nominal_time"] >= text(soon)} == {"dropped_limit"}
+    assert (await q.read(lines[0]["job_id"]))["expires_at"] == text(soon)
+    leader = await cluster.leader()
+    assert await metric(cluster, leader, 'horae_triggers_total{outcome="dropped_limit"}') >= 1
+    assert await metric(cluster, leader, 'horae_triggers_total{outcome="ran"}') >= 1
+    (await q.call("DELETE", f"/v1/schedules/{q.name}")).expect(204)
+    refused = await put(q, every_seconds=1, job={"expires_at": text(soon)})
+    require_problem(refused, 422, "invalid")
+    assert refused.body["errors"][0]["pointer"] == "/job/expires_at"
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tests.sim.calls import Call
+from tests.sim.cluster import Cluster
 from tests.sim.machine import Machine
 from tests.sim.test_scenarios import Stage
 from tests.sim.world import SECOND
 
+from horae import wire
 from horae_node.core.model import KNOWN_VERSIONS, Versions
 from horae_node.errors import Outdated
+from horae_node.service import Service
 
 NEWER = Versions(KNOWN_VERSIONS.oldest, KNOWN_VERSIONS.newest + 1)
 """Of the build that follows today's: there is no such one yet, and nothing but its number."""
@@ -112,3 +119,49 @@ def test_who_comes_back_with_an_older_build_ends_and_disturbs_nobody(stage: Stag
     upgrade(stage, old)
     stage.run(10 * SECOND)
     assert versions(stage) == {NEWER.newest}
+
+
+class Mixed(Stage):
+    """One member is of a build that knows no newer rules than these."""
+
+    def __init__(self, newest: int, directory: Path) -> None:
+        self.cluster = Cluster(newest, directory)
+        self.cluster.order[-1].known = Versions(1, newest)
+        self.cluster.begin([])
+        self.cluster.operator.rest()  # it might remove that very one
+        self.network = self.cluster.network
+        self.run(10 * SECOND)
+
+    def put(self) -> str:
+        """How a schedule fares that is made now, at any node."""
+        answered: list[Call] = []
+        body = {"every_seconds": 1, "job": {"task": "t", "queue": "of-its-own"}}
+        request = msgspec.convert(body, wire.ScheduleRequest)
+
+        def ask(service: Service) -> Awaitable[Any]:
+            return service.schedules.put("of-its-own", request, None)
+
+        edge = self.cluster.edge
+        edge.call("operator", self.leader.node_id, "put", ask, patience_us=8 * SECOND, done=answered.append)
+        self.run(10 * SECOND)
+        (call,) = answered
+        return call.how if call.how == "ok" else f"{call.how} {call.value}"
+
+
+@pytest.mark.parametrize("newest", range(1, KNOWN_VERSIONS.newest))
+def test_members_of_an_older_build_are_given_nothing_that_they_do_not_know(newest: int, tmp_path: Path) -> None:
+    """Under the whole workload, which asks for all that there is; the older member leads at times as well."""
+    stage = Mixed(newest, tmp_path)
+    assert versions(stage) == {newest}
+    assert stage.put() == "refused conflict"
+    stage.leader.crash(power=False)
+    stage.run(5 * SECOND)
+    for machine in stage.cluster.order:
+        machine.start()
+    stage.run(5 * SECOND)
+    assert stage.put() == "refused conflict"
+    assert versions(stage) == {newest}
+    upgrade(stage, stage.cluster.order[-1], KNOWN_VERSIONS)
+    stage.run(5 * SECOND)
+    assert versions(stage) == {KNOWN_VERSIONS.newest}
+    assert stage.put() == "ok"

@@ -17,7 +17,8 @@ from horae.wire import GapPolicy, MissedPolicy, OverlapPolicy, RepeatPolicy, Sta
 class Schedule(Struct, frozen=True, kw_only=True):
     """A schedule as it was read (docs/contract.md, "Schedules").
 
-    `job`: the template of its jobs, as the contract has it; `version` is what `if_version` compares.
+    `job`: the template of its jobs, as the contract has it; `version` is what `if_version` compares; `error` is why the
+    node that answered cannot reckon its triggers, where it cannot.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
     next_nominal_time: datetime | None = None
     next_run_at: datetime | None = None
     last_nominal_time: datetime | None = None
+    error: str | None = None
 
 
 class Trigger(Struct, frozen=True, kw_only=True):

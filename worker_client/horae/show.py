@@ -250,6 +250,7 @@ def show_schedule(schedule: Schedule) -> None:
         "payload": _value(job.get("payload")),
         "last": _time(schedule.last_nominal_time),
         "next": next_of(schedule),
+        "error": schedule.error or "",
     }
     _print_lines(lines)
 

@@ -323,25 +323,22 @@ class ScheduleRequest(ScheduleTerms, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _require_template(self.job)
-        if self.job.unique_key is not None and self.overlap in ("queue", "cancel"):
-            raise Contradiction(
-                "job/unique_key", f"contradicts `overlap` `{self.overlap}`: the old job has it until it is finished"
-            )
+        _require_template(self.job, self.overlap)
 
 
 class PreviewRequest(ScheduleTerms, kw_only=True):
-    """`POST /v1/schedules/preview`: when a schedule would trigger. What else it has may be given, and is checked."""
+    """`POST /v1/schedules/preview`: when a schedule would trigger. What else it has may be given, and is checked. `n`
+    and `from` may stand in the query instead."""
 
     id: JobId = "preview"
-    n: Annotated[int, Meta(ge=1, le=1000)] = 10
+    n: Annotated[int, Meta(ge=1, le=1000)] | None = None
     from_: Moment | None = msgspec.field(default=None, name="from")
     job: SubmitRequest | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.job is not None:
-            _require_template(self.job)
+            _require_template(self.job, self.overlap)
 
 
 class BackfillRequest(Request):
@@ -364,12 +361,15 @@ class TriggerRequest(Request):
     id: Annotated[str, Meta(pattern=_OWN_ID)] | None = None
 
 
-def _require_template(job: SubmitRequest) -> None:
+def _require_template(job: SubmitRequest, overlap: OverlapPolicy) -> None:
+    if job.unique_key is not None and overlap in ("queue", "cancel"):
+        raise Contradiction(
+            "job/unique_key", f"contradicts `overlap` `{overlap}`: the old job has it until it is finished"
+        )
     for field, why in (
         ("id", "each trigger's job has the id `schedule@moment`"),
         ("run_at", "a job is due when its schedule triggers"),
         ("delay_seconds", "a job is due when its schedule triggers"),
-        ("expires_at", "give `ttl_seconds`, which counts from the trigger"),
     ):
         if getattr(job, field) is not None:
             raise Contradiction(f"job/{field}", f"has no meaning in a schedule: {why}")
@@ -632,6 +632,13 @@ class NextQuery(ReadQuery):
     from_: Moment | None = msgspec.field(default=None, name="from")
 
 
+class PreviewQuery(Request):
+    """`POST /v1/schedules/preview`."""
+
+    n: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    from_: Moment | None = msgspec.field(default=None, name="from")
+
+
 class ResumeQuery(Request):
     """`POST /v1/schedules/{id}/resume`: with `missed` the triggers of the pause count as missed."""
 
@@ -698,7 +705,7 @@ class RetryView(Struct):
 
 
 class TemplateView(Struct):
-    """A job that is to be, as it was said: that of each trigger of a schedule."""
+    """A job that is to be, as it was said."""
 
     task: str
     payload: Raw
@@ -715,6 +722,12 @@ class TemplateView(Struct):
     tags: dict[str, str]
     retention_seconds: float
     then: FollowerView | None
+
+
+class ScheduleJobView(TemplateView):
+    """The job that each trigger of a schedule makes."""
+
+    expires_at: str | None
 
 
 class FollowerView(TemplateView):
@@ -833,14 +846,15 @@ class QueueList(Struct):
 
 
 class ScheduleView(Struct):
-    """A schedule as it reads. `version` is what `If-Match` compares."""
+    """A schedule as it reads. `version` is what `If-Match` compares. `error`: why the node that answers cannot reckon
+    it; its triggers wait for a leader that can."""
 
     id: str
     version: int
     cron: str | None
     every_seconds: float | None
     timezone: str
-    job: TemplateView
+    job: ScheduleJobView
     missed: MissedPolicy
     catch_up_seconds: float
     max_catch_up: int
@@ -857,6 +871,7 @@ class ScheduleView(Struct):
     next_nominal_time: str | None
     next_run_at: str | None
     last_nominal_time: str | None
+    error: str | None
 
 
 class ScheduleList(Struct):

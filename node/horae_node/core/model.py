@@ -280,6 +280,7 @@ class Occurrence(NamedTuple):
     nominal_ms: int
     fire_ms: int  # with its jitter
     note: str  # why it does not run, though the schedule names it: a local time that did not exist; else ""
+    offset_ms: int | None = None  # the zone's then, by the data of who reckoned it; None: no local time counts
 
 
 class ScheduleRun(NamedTuple):

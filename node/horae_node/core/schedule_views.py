@@ -11,6 +11,7 @@ from horae_node.core.tables import (
     RUN,
     SCHEDULE,
     after_queue,
+    fire_key,
     id_key,
     is_tombstone,
     live_prefix,
@@ -32,6 +33,13 @@ class Schedule(NamedTuple):
     run: ScheduleRun
 
 
+class Turn(NamedTuple):
+    """A schedule is to be looked at, when its trigger comes; in the order of moments, then of ids."""
+
+    look_ms: int
+    schedule_id: str
+
+
 def find(view: View, schedule_id: str) -> Schedule | None:
     row = view.get(schedule_key(schedule_id))
     run_row = view.get(schedule_run_key(schedule_id))
@@ -47,15 +55,13 @@ def schedule(view: View, schedule_id: str) -> Schedule:
     return found
 
 
-def next_firing(view: View) -> int | None:
-    """When the next schedule is to be looked at; None: there is none that has a next trigger."""
-    keys = view.keys(FIRE, FIRE + b"\xff" * 9, limit=1)
-    return int.from_bytes(keys[0][1:9], "big") if keys else None
-
-
-def due(view: View, now_ms: int, limit: int) -> list[str]:
-    """The ids of schedules that have a trigger by then, those first that were due first."""
-    return [key[9:].decode() for key in view.keys(FIRE, FIRE + seq_bytes(now_ms + 1), limit=limit)]
+def turns(view: View, after: Turn | None, until_ms: int | None, limit: int) -> list[Turn]:
+    """When schedules that have a next trigger are to be looked at, the first first: after that turn, and by then."""
+    start = FIRE if after is None else fire_key(*after) + b"\0"
+    stop = FIRE + b"\xff" * 9 if until_ms is None else FIRE + seq_bytes(until_ms + 1)
+    if start >= stop:
+        return []
+    return [Turn(int.from_bytes(key[1:9], "big"), key[9:].decode()) for key in view.keys(start, stop, limit=limit)]
 
 
 def live(view: View, schedule_id: str, limit: int) -> list[int]:

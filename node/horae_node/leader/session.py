@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from horae_node import codec
 from horae_node.applier import Applier
 from horae_node.clock import Clock, ClusterClock
-from horae_node.core import machine, schedule_views, views
+from horae_node.core import machine, views
 from horae_node.core.commands import (
     ENTRY_VERSION,
     AdvanceTime,
@@ -50,9 +50,6 @@ ARM_AFTER_MS = 1
 STAMP_MS = 5000
 """While leases run, the lease clock is written down at least so often: the next leader counts on from there, and what
 had run of a dead worker's lease since then runs again."""
-
-FIRE_AGAIN_MS = 1000
-"""Before schedules are looked at again when those that are due cannot be reckoned."""
 
 GRANT_JOBS_MAX = 400
 """Jobs that one entry's claims ask for, unless a single one asks for more: some 15 ms of each node's loop."""
@@ -102,13 +99,12 @@ class LeaderSession:
         self._mono_base_ms = 0
         self._deadline = machine.Deadline(None, None)
         self._advancing = False
-        self._scheduler = Scheduler(clock)
+        self.scheduler = Scheduler(clock)
         self._firing = False
         self._fire_ms: int | None = None
         """When the next trigger comes, as the last look had it: no entry pays for another."""
         self._seen_ms: int | None = None
         """By cluster time: since when triggers have been due without a pause, in this reign."""
-        self._fire_again_ms = 0
         self._stamped_ms = 0
         self._timer: asyncio.TimerHandle | None = None
         self._arming: asyncio.TimerHandle | None = None
@@ -162,6 +158,7 @@ class LeaderSession:
         self._repeats.clear()
         self._advancing = self._firing = False
         self._seen_ms = None
+        self.scheduler.begin()
         self._stamped_ms = self._mono_base_ms
         self._open = True
         self._arm()
@@ -236,12 +233,13 @@ class LeaderSession:
             return
         delays = []
         self._deadline = machine.next_deadline(self._applier.view)
-        fire_ms = self._fire_ms = schedule_views.next_firing(self._applier.view)
+        fire_ms = self._fire_ms = self.scheduler.next_firing(self._applier.view)
         if fire_ms is None or fire_ms > self.now_ms():
             self._seen_ms = None
         if fire_ms is not None:
-            quiet_ms = self._fire_again_ms - self._clock.monotonic_ms()
-            delays.append(max(quiet_ms, min(STEP_LOOK_MS, fire_ms - self.now_ms())))
+            delays.append(min(STEP_LOOK_MS, fire_ms - self.now_ms()))
+        if (again_ms := self.scheduler.again_in_ms()) is not None:
+            delays.append(again_ms)
         if self._deadline.wall_ms is not None:
             delays.append(min(STEP_LOOK_MS, self._deadline.wall_ms - self.now_ms()))
         if self._deadline.lease_clock is not None:
@@ -269,9 +267,7 @@ class LeaderSession:
 
     def _has_trigger(self, header: Header) -> bool:
         """A schedule has a trigger that has come."""
-        if self._fire_ms is None or self._fire_ms > header.now_ms:
-            return False
-        return self._clock.monotonic_ms() >= self._fire_again_ms
+        return self._fire_ms is not None and self._fire_ms <= header.now_ms
 
     # ------------------------------------------------------------------ planning an entry
 
@@ -306,18 +302,15 @@ class LeaderSession:
         chunks = []
         if self._seen_ms is None:
             self._seen_ms = header.now_ms
-        for firing in self._scheduler.firings(self._applier.view, header.now_ms, self._seen_ms):
+        for firing in self.scheduler.firings(self._applier.view, header.now_ms, self._seen_ms):
             chunks.append(self._proposer.chunk(firing.command))
             if firing.jobs:
                 ready[firing.queue] = ready.get(firing.queue, 0) + firing.jobs
         if chunks:
             self._firing = True
             chunks[-1].future.add_done_callback(self._on_fired)
-        else:
-            self._seen_ms = None
-            self._fire_ms = schedule_views.next_firing(self._applier.view)
-            if self._has_trigger(header):  # what is due cannot be reckoned here
-                self._fire_again_ms = self._clock.monotonic_ms() + FIRE_AGAIN_MS
+        else:  # what it came to cannot be reckoned here
+            self._fire_ms = self.scheduler.next_firing(self._applier.view)
             self._arm_soon()
         return chunks
 

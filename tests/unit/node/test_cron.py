@@ -186,6 +186,13 @@ REPEATS = [
         "2025-11-02 05:00 · second of two 00:00",
     ),
     (
+        "45 1 * * *",
+        "Australia/Lord_Howe",
+        "2300-03-31 12:00",
+        "2300-03-31 14:45 · first of two 01:45",
+        "2300-03-31 15:15 · second of two 01:45",
+    ),
+    (
         "0 1 * * *",
         "Antarctica/Troll",
         "2026-10-24 12:00",
@@ -239,6 +246,24 @@ def test_two_more_changes_for_ramadan():
         "2025-02-23 01:30 · first of two 02:30",
         "2025-02-23 02:30 · second of two 02:30",
         "2025-04-06 02:00 dst_skipped · 02:30 does not exist: skipped",
+    ]
+
+
+def test_four_changes_in_one_year():
+    """Egypt, 2014: summer time from 16 May on, with a pause from 26 June to 31 July; each change is at midnight."""
+    odd = []
+    for line in ("0 0 * * *", "30 23 * * *"):
+        year = between(
+            make_rule(line, "Africa/Cairo", repeat="both"), moment("2014-01-01 00:00"), moment("2015-01-01 00:00"), 400
+        )
+        odd += [_told(found) for found in year if found.note]
+    assert odd == [
+        "2014-05-15 22:00 · 00:00 does not exist: moved to 01:00 EEST",
+        "2014-07-31 22:00 · 00:00 does not exist: moved to 01:00 EEST",
+        "2014-06-26 20:30 · first of two 23:30",
+        "2014-06-26 21:30 · second of two 23:30",
+        "2014-09-25 20:30 · first of two 23:30",
+        "2014-09-25 21:30 · second of two 23:30",
     ]
 
 

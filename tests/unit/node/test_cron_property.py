@@ -33,6 +33,11 @@ CHANGES = [
     ("Europe/Berlin", "2026-03-29"),
     ("Europe/Berlin", "2026-10-25"),
     ("Europe/Berlin", "2200-03-30"),
+    ("Europe/Berlin", "2399-10-31"),
+    ("Australia/Lord_Howe", "2300-04-01"),
+    ("America/Santiago", "4000-04-02"),
+    ("Africa/Cairo", "2014-06-26"),
+    ("Africa/Cairo", "2014-07-31"),
     ("Europe/Dublin", "2026-03-29"),
     ("America/New_York", "2026-03-08"),
     ("America/New_York", "2026-11-01"),
@@ -168,6 +173,39 @@ def test_sundays_that_begin_a_month_are_found_over_2100(month: int):
     sundays = [year for year in range(1980, 2130) if datetime(year, month, 1).isoweekday() == 7]
     due = between(make_rule(f"0 0 1 {month} */7"), moment("1980-01-01 00:00"), moment("2130-01-01 00:00"), 50)
     assert [found.nominal_ms for found in due] == [moment(f"{year}-{month:02}-01 00:00") for year in sundays]
+
+
+YEARS = [
+    ("Australia/Lord_Howe", 2026),
+    ("America/Santiago", 2026),
+    ("Asia/Beirut", 2026),
+    ("Africa/Cairo", 2014),
+    ("Africa/Casablanca", 2012),
+    ("Pacific/Apia", 2011),
+    ("Europe/Berlin", 2028),
+    ("Australia/Lord_Howe", 2300),
+    ("America/Santiago", 4000),
+]
+"""Half-hour and midnight changes, four changes in one year (summer time, and a Ramadan within it), a day that is left
+out, a leap year, and years that only a zone's rule knows."""
+
+
+@pytest.mark.parametrize(("zone", "year"), YEARS)
+@settings(max_examples=5, deadline=None)
+@given(line=lines(fixed=True, often=True))
+def test_a_year_of_fixed_times_is_that_of_cronsim(zone: str, year: int, line: Line):
+    assume(not line.minute.text.startswith("*"))
+    from_ms, to_ms = moment(f"{year}-01-01 12:00"), moment(f"{year}-12-31 12:00")
+    assert simulated(line.text, zone, from_ms, to_ms) == list(ours(make_rule(line.text, zone), from_ms, to_ms))
+
+
+@pytest.mark.parametrize("zone", [zone for zone, _ in YEARS])
+@pytest.mark.parametrize("line", ["0 0 29 2 *", "30 23 29 2 *", "15 2 29 2 *"])
+def test_a_leap_day_is_that_of_the_zone(zone: str, line: str):
+    from_ms, to_ms = moment("2092-01-01 00:00"), moment("2110-01-01 00:00")
+    due = list(ours(make_rule(line, zone), from_ms, to_ms))
+    assert len(due) == 4, "2092, 2096, and over 2100 to 2104 and 2108"
+    assert simulated(line, zone, from_ms, to_ms) == due
 
 
 @settings(max_examples=80)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.helpers.one_node import OneNode, settle
 from tests.unit.core.world import NOW_MS, World, make_schedule, make_spec
+from tests.unit.node.cron_oracle import moment
 
 from horae import wire
 from horae_node import cron, translate
@@ -45,6 +46,8 @@ from horae_storage.kv import View
 HOUR_MS = 3_600_000
 BEGIN_MS = 1_774_000_000_000
 """March 2026: the clocks of Europe and America change in the weeks to come."""
+BEGINS = st.sampled_from([BEGIN_MS, moment("2026-10-20 05:00"), moment("2028-02-25 05:00"), moment("2200-03-20 05:00")])
+"""And autumn, a leap day, and a year that only the rules of zones know."""
 
 RULES = st.sampled_from(
     [
@@ -52,13 +55,17 @@ RULES = st.sampled_from(
         {"cron": "30 2 * * *"},
         {"cron": "15 */3 * * *"},
         {"cron": "0 0,12 * * 1-5"},
+        {"cron": "0 0,23 * * *"},
+        {"cron": "30 1 29 2 *"},
         {"cron": "H H * * *"},
         {"cron": None, "every_ms": 37 * 60_000},
         {"cron": None, "every_ms": 7_200_000, "starts_ms": BEGIN_MS + 5_000_000},
-        {"cron": "0 * * * *", "ends_ms": BEGIN_MS + 400 * HOUR_MS},
+        {"cron": "0 * * * *", "ends_ms": moment("2200-04-05 00:00")},
     ]
 )
-ZONES = st.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "America/Santiago"])
+ZONES = st.sampled_from(
+    ["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "America/Santiago", "Asia/Beirut"]
+)
 specs = st.builds(
     lambda rule, zone, gap, repeat, missed, grace_ms, catch_up_ms, most, jitter_ms: make_schedule(
         "s",
@@ -139,17 +146,17 @@ def expected(spec: ScheduleSpec, named: list[Occurrence], looks: list[int]) -> l
 
 
 @settings(max_examples=60, deadline=None)
-@given(specs, outages)
-def test_each_moment_comes_to_what_the_policy_says(spec: ScheduleSpec, pauses: list[int]):
+@given(specs, BEGINS, outages)
+def test_each_moment_comes_to_what_the_policy_says(spec: ScheduleSpec, begin_ms: int, pauses: list[int]):
     world = World(version=4)
-    world.now_ms = BEGIN_MS
+    world.now_ms = begin_ms
     put(world, spec)
     looks = []
     for pause_ms in pauses:
         world.now_ms += pause_ms
         looks.append(world.now_ms)
         look(world)
-    named = moments(spec, BEGIN_MS, looks[-1])
+    named = moments(spec, begin_ms, looks[-1])
     _, run = schedule_views.schedule(world.txn, "s")
     lines = schedule_views.ledger(world.txn, run, 0, 2**62, 10_000)
     fates = expected(spec, named, looks)
@@ -157,7 +164,7 @@ def test_each_moment_comes_to_what_the_policy_says(spec: ScheduleSpec, pauses: l
     made = {nominal_ms for nominal_ms, fate in fates if fate == Fate.RAN}
     prefix = b"J" + b"s\0"
     assert len(world.txn.keys(prefix, b"J" + b"s\1", limit=20_000)) == len(made)
-    following = next_occurrence(spec, named[-1].nominal_ms if named else BEGIN_MS)
+    following = next_occurrence(spec, named[-1].nominal_ms if named else begin_ms)
     assert run.next == following
 
 
