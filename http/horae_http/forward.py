@@ -202,7 +202,9 @@ def target(request: web.BaseRequest) -> str:
 
 
 async def _may_repeat(route: Route, call: Call) -> bool:
-    """Whether a second sending of this very request is harmless."""
+    """Whether a second sending of this very request is harmless. What is guarded by a version is refused then."""
+    if "If-Match" in call.headers or "If-None-Match" in call.headers:
+        return False
     if not call.raw:
         return route.repeats(None)
     try:

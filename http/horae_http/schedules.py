@@ -20,7 +20,8 @@ _IF_MATCH: Final = "If-Match"
 _IF_NONE_MATCH: Final = "If-None-Match"
 NO_VERSION: Final = -2
 """No schedule has it."""
-_VERSION: Final = re.compile(r'"?([0-9]{1,18})"?').fullmatch
+_VERSION: Final = re.compile(r'(?:W/)?"?([0-9]{1,18})"?').fullmatch
+"""As a tag; also as a proxy weakens it, and without its quotes."""
 
 
 async def put_schedule(service: Service, call: Call) -> Answer:
@@ -28,7 +29,7 @@ async def put_schedule(service: Service, call: Call) -> Answer:
     schedule_id = _new_id(call.item)
     _require_own(service, call)
     settle_payloads(call, request.job, "/job")
-    view, created = await service.schedules.put(schedule_id, request, _if_version(call))
+    view, created = await service.schedules.put(schedule_id, request, _if_version(service, call))
     return codec.answer(201 if created else 200, view, call.packed_out, _tag(view))
 
 
@@ -38,8 +39,8 @@ def _new_id(item: str) -> str:
     return item
 
 
-def _if_version(call: Call) -> int | None:
-    """What the caller expects to replace. Raises: `Failure("invalid")` for what is no version."""
+def _if_version(service: Service, call: Call) -> int | None:
+    """What the caller expects to replace. Raises: `Failure("invalid")` for another `If-None-Match` than `*`."""
     if (none := call.headers.get(_IF_NONE_MATCH)) is not None:
         if none.strip() != "*":
             raise field_failure("invalid", f"/{_IF_NONE_MATCH}", "must be `*`: only make it")
@@ -49,10 +50,9 @@ def _if_version(call: Call) -> int | None:
         return None
     if wanted.strip() == "*":
         return ANY_VERSION
-    found = _VERSION(wanted.strip())
-    if found is None:
-        raise field_failure("invalid", f"/{_IF_MATCH}", "must be a schedule's version in quotes, as its `ETag` has it")
-    return int(found[1]) or NO_VERSION
+    named = [int(found[1]) for tag in wanted.split(",") if (found := _VERSION(tag.strip()))]
+    current = service.schedules.version_of(call.item)
+    return current if current in named else next(filter(None, named), NO_VERSION)
 
 
 def _tag(view: wire.ScheduleView) -> bytes:

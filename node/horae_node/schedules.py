@@ -115,6 +115,11 @@ class Schedules:
         found = schedule_views.find(self._applier.view, spec.id)
         return found is not None and found.spec == spec
 
+    def version_of(self, schedule_id: str) -> int | None:
+        """As this node has applied it; None for no schedule."""
+        found = schedule_views.find(self._applier.view, schedule_id)
+        return None if found is None else found.run.version
+
     async def delete(self, schedule_id: str) -> None:
         """Its jobs live on. Raises: `Refused("not_found")`, `NotApplied`, `OutcomeUnknown`."""
         self._proposer.require_room(Rank.NEW)
@@ -159,28 +164,42 @@ class Schedules:
         return reads.job_view(self._applier.view, outcome.seq, reads.Clocks(meta.now_ms, meta.lease_clock)), False
 
     async def backfill(self, schedule_id: str, request: wire.BackfillRequest) -> wire.BackfillAnswer:
-        """Those triggers of the window that have not run. Raises: `Refused("invalid")` for more than `max_catch_up`."""
+        """Those triggers of the window that have come and have not run, at most `max_catch_up`, the oldest first.
+
+        Raises: `Refused` (`not_found`, `invalid` for a window that has not begun, or is older than the ledger).
+        """
         self._proposer.require_room(Rank.NEW)
         found = self._find(schedule_id)
-        from_ms, to_ms = translate.moment_ms(request.from_), translate.moment_ms(request.to)
-        if to_ms > self._session.now_ms():
-            raise Refused("invalid", "lies in the future: those triggers will come by themselves", "/to")
+        now_ms = self._session.now_ms()
+        from_ms, to_ms = translate.moment_ms(request.from_), min(translate.moment_ms(request.to), now_ms)
+        if from_ms >= now_ms:
+            raise Refused("invalid", "lies in the future: those triggers will come by themselves", "/from")
         self._require_remembered(found, from_ms)
-        most = found.spec.max_catch_up
+        count = triggers = looked = 0
+        left = found.spec.max_catch_up
         with _stored_rule():
-            named = await _reckon(translate.rule_of(found.spec), from_ms, to_ms, most + 1)
-        if len(named) > most:
-            raise Refused("invalid", f"is too far off: there are more than {most} triggers (max_catch_up)", "/to")
-        runs = [Occurrence(one.nominal_ms, one.nominal_ms, "") for one in named if one.kind == "run"]
-        count = 0
-        for start in range(0, len(runs), BACKFILL_PART):
-            part = tuple(runs[start : start + BACKFILL_PART])
-            outcome = await self._proposer.run_one(BackfillSchedule(schedule_id, part))
-            if isinstance(outcome, Rejected):
-                raise _refused(outcome, schedule_id)
-            assert isinstance(outcome, TriggersRan)
-            count += outcome.jobs
-        return wire.BackfillAnswer(count, len(runs))
+            rule = translate.rule_of(found.spec)
+            while named := cron.between(rule, from_ms, to_ms, min(BACKFILL_PART, left + 1)):
+                part = named[:left]
+                count += await self._run_again(schedule_id, part)
+                runs = sum(one.kind == "run" for one in part)
+                triggers += runs
+                left = found.spec.max_catch_up - count
+                looked += len(part)
+                from_ms = part[-1].nominal_ms + 1
+                if not left or looked >= found.spec.max_catch_up + LEDGER_ROWS_MAX:
+                    break
+            more = bool(cron.between(rule, from_ms, to_ms, 1))
+        return wire.BackfillAnswer(count, triggers, more)
+
+    async def _run_again(self, schedule_id: str, named: list[cron.Occurrence]) -> int:
+        """How many of them had not run. What clocks jumped over is noted as such."""
+        part = [Occurrence(one.nominal_ms, one.nominal_ms, "" if one.kind == "run" else one.note) for one in named]
+        outcome = await self._proposer.run_one(BackfillSchedule(schedule_id, tuple(part)))
+        if isinstance(outcome, Rejected):
+            raise _refused(outcome, schedule_id)
+        assert isinstance(outcome, TriggersRan)
+        return outcome.jobs
 
     def _require_remembered(self, found: schedule_views.Schedule, from_ms: int) -> None:
         """What ran before the first line of a full ledger would run again."""
@@ -326,26 +345,21 @@ def _stored_rule() -> Iterator[None]:
 
 
 async def _next_times(rule: cron.Rule, from_ms: int, count: int) -> wire.NextTimes:
-    found = await _reckon(rule, from_ms, FOREVER_MS, count)
+    """Those that come: what the clocks jump over, and the rule skips, is not among them."""
+    found: list[cron.Occurrence] = []
+    while len(found) < count:
+        part = cron.between(rule, from_ms, FOREVER_MS, min(RECKONED_A_TURN, count - len(found)))
+        if not part:
+            break
+        found += [one for one in part if one.kind == "run"]
+        from_ms = part[-1].nominal_ms + 1
+        await asyncio.sleep(0)
     return wire.NextTimes(
         [
             wire.NextTime(reads.moment_text(one.nominal_ms), cron.local_text(rule, one.nominal_ms), one.note or None)
             for one in found
         ]
     )
-
-
-async def _reckon(rule: cron.Rule, from_ms: int, to_ms: int, count: int) -> list[cron.Occurrence]:
-    """As `cron.between`, others having their turn."""
-    found: list[cron.Occurrence] = []
-    while len(found) < count:
-        part = cron.between(rule, from_ms, to_ms, min(RECKONED_A_TURN, count - len(found)))
-        found += part
-        if len(part) < RECKONED_A_TURN:
-            break
-        from_ms = part[-1].nominal_ms + 1
-        await asyncio.sleep(0)
-    return found
 
 
 def _refused(rejected: Rejected, schedule_id: str) -> Refused:

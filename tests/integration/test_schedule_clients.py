@@ -109,7 +109,7 @@ async def test_the_commands(any_q: Queue) -> None:
     assert "runs again; next: 2" in (await command(q, "resume", q.name, "--missed")).stdout
     assert f"{q.name}@manual-mine" in (await command(q, "trigger", q.name, "--id", "mine")).stdout
     window = ["--from", "2026-11-01T00:00:00Z", "--to", "2026-11-03T00:00:00Z"]
-    assert "2 of the 2 triggers" in (await command(q, "backfill", q.name, *window)).stdout
+    assert "2 of 2 triggers" in (await command(q, "backfill", q.name, *window)).stdout
     assert (await command(q, "triggers", q.name, *window)).stdout.count("backfill") == 2
     assert "1 of 2" in (await command(q, "triggers", q.name, *window, "--limit", "1")).stderr
     assert len((await command(q, "next", q.name, "-n", "3")).stdout.splitlines()) == 4

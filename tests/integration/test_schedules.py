@@ -95,8 +95,12 @@ async def test_a_version_guards_a_replace_and_a_repeat_changes_nothing(any_q: Qu
     assert (await put(q, cron="0 3 * * *", timezone="Europe/Berlin")).expect(200)["version"] == made["version"]
     require_problem(await put_if(q, "If-Match", f'"{made["version"] - 1}"'), 412, "version")
     require_problem(await put_if(q, "If-None-Match", "*"), 412, "version")
-    require_problem(await put_if(q, "If-Match", "new"), 422, "invalid")
-    changed = (await put_if(q, "If-Match", f'"{made["version"]}"')).expect(200)
+    for other in ("new", '"nope"', 'W/"1"', f'"{made["version"] - 1}", "x"'):
+        require_problem(await put_if(q, "If-Match", other), 412, "version")
+    require_problem(await put_if(q, "If-None-Match", '"1"'), 422, "invalid")
+    changed = (await put_if(q, "If-Match", f'"x", "{made["version"]}"')).expect(200)
+    require_problem(await put_if(q, "If-Match", f'"{made["version"]}"'), 412, "version")
+    assert (await put_if(q, "If-Match", f'W/"{changed["version"]}"')).expect(200)["version"] == changed["version"]
     assert changed["version"] > made["version"]
     assert (changed["cron"], changed["timezone"], changed["created_at"]) == ("0 4 * * *", "UTC", made["created_at"])
     listed = (await q.call("GET", "/v1/schedules?limit=1000")).expect(200)["schedules"]
@@ -145,14 +149,29 @@ async def test_a_job_by_hand_and_triggers_after_the_fact(any_q: Queue) -> None:
     await q.end("complete", follower)
     now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
     window = {"from": text(now - timedelta(hours=3)), "to": text(now - timedelta(minutes=1))}
-    assert (await post(q, "backfill", window)).expect(200) == {"count": 3, "triggers": 3}
-    assert (await post(q, "backfill", window)).expect(200) == {"count": 0, "triggers": 3}
+    assert (await post(q, "backfill", window)).expect(200) == {"count": 3, "triggers": 3, "more": False}
+    assert (await post(q, "backfill", window)).expect(200) == {"count": 0, "triggers": 3, "more": False}
     lines = (await get(q, f"/triggers?from={window['from']}&to={window['to']}"))["triggers"]
     assert [(line["outcome"], line["why"]) for line in lines] == [("ran", "backfill")] * 3
     jobs = await q.claim(max_jobs=10)
     assert [job["id"] for job in jobs] == [line["job_id"] for line in lines]
-    future = {"from": text(now), "to": FAR}
+    future = {"from": text(now + timedelta(hours=1)), "to": FAR}
     require_problem(await post(q, "backfill", future), 422, "invalid")
+    late = {"from": text(now), "to": FAR}  # what has not come is no part of it
+    assert (await post(q, "backfill", late)).expect(200)["triggers"] <= 2
+
+
+async def test_a_backfill_of_more_than_may_be_goes_on_by_the_same_call_again(any_q: Queue) -> None:
+    q = any_q
+    (await put(q, cron="30 2 * * *", timezone="Europe/Berlin", dst_gap="skip", max_catch_up=2)).expect(201)
+    window = {"from": "2026-03-27T00:00:00Z", "to": "2026-04-01T00:00:00Z"}
+    said = [(await post(q, "backfill", window)).expect(200) for _ in range(3)]
+    assert [(answer["count"], answer["more"]) for answer in said] == [(2, True), (2, False), (0, False)]
+    lines = (await get(q, f"/triggers?from={window['from']}&to={window['to']}"))["triggers"]
+    assert [line["outcome"] for line in lines] == ["ran", "ran", "dst_skipped", "ran", "ran"]
+    assert len({line["nominal_time"] for line in lines}) == 5
+    times = (await get(q, f"/next?n=3&from={window['from']}"))["times"]
+    assert [time["nominal_time"][:10] for time in times] == ["2026-03-27", "2026-03-28", "2026-03-30"]
 
 
 async def test_a_job_by_hand_whose_unique_key_is_held_is_the_one_that_has_it(any_q: Queue) -> None:

@@ -158,7 +158,9 @@ def backfill(target: Target, schedule_id: str, from_: str | None, to: str | None
         fail(EXIT_USAGE, "say which window: --from and --to")
     with target.client() as client:
         done = client.backfill_schedule(schedule_id, begin, end)
-    target.tell(done, f"{done.count} of the {done.triggers} triggers of the window run now; the others had run")
+    more = f"; there are more in the window than max_catch_up: the same again goes on after {done.count}"
+    words = f"{done.count} of {done.triggers} triggers run now; the others had run"
+    target.tell(done, words + (more if done.more else ""))
 
 
 @schedule.command()

@@ -17,7 +17,7 @@ from horae.calls import moment, part, query, require_known, settled
 from horae.ids import new_id
 from horae.jobs import Job, NewJob
 from horae.schedules import NextTime, Schedule, ScheduleRule, ScheduleTerms, Trigger, Triggered
-from horae.transport import Answer
+from horae.transport import Again, Answer, Refusal
 
 _MOMENTS = ("starts_at", "ends_at")
 _Page = TypeVar("_Page", bound=Struct)
@@ -53,6 +53,19 @@ class ScheduleCalls:
     ) -> Answer: ...
 
     @abstractmethod
+    async def _refusable(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None,
+        until: float,
+        wait_seconds: float = 0.0,
+        try_seconds: float | None = None,
+        again: Again | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer: ...
+
+    @abstractmethod
     def _until(self, deadline_seconds: float | None) -> float: ...
 
     async def put_schedule(
@@ -66,13 +79,21 @@ class ScheduleCalls:
     ) -> Schedule:
         """Make a schedule, or replace it: `job` (without `id`, `run_at`, `delay_seconds`) at each of its triggers.
 
-        `if_version`: replace that version only; 0: only make it. The same again is a repeat, and changes nothing.
-        Raises: `Invalid`, which names the field; `PreconditionFailed` for another version.
+        `if_version`: replace that version only; 0: only make it. The same again changes nothing.
+
+        Raises: `Invalid`, which names the field; `PreconditionFailed` for another version; `OutcomeUnknown` where that
+        may be our own, after an answer that was lost: read it.
         """
         require_known("put_schedule", terms, ScheduleTerms.__optional_keys__)
         body = codec.encode({"job": settled(job), **_said(terms)})
-        path = _path(schedule_id)
-        answer = await self._call("PUT", path, body, deadline_seconds, headers=_condition(if_version))
+        until = self._until(deadline_seconds)
+        try:
+            answer = await self._refusable("PUT", _path(schedule_id), body, until, headers=_condition(if_version))
+        except Refusal as refusal:
+            if refusal.repeated and isinstance(refusal.error, errors.PreconditionFailed):
+                detail = f"schedule {schedule_id}: an answer was lost, and it is of another version by now: read it"
+                raise errors.made_here("outcome_unknown", 504, "Outcome unknown", detail) from None
+            raise refusal.error from None
         return answer.decode(Schedule)
 
     async def schedule(self, schedule_id: str, *, deadline_seconds: float | None = None) -> Schedule:
@@ -127,9 +148,10 @@ class ScheduleCalls:
         *,
         deadline_seconds: float | None = None,
     ) -> Triggered:
-        """Run those triggers from `from_` on and before `to`, both past, that have not run.
+        """Run those triggers from `from_` on and before `to` that have come and have not run: at most `max_catch_up`,
+        the oldest first.
 
-        Raises: `NotFound`, `Invalid` for a window with more than `max_catch_up` of them.
+        Raises: `NotFound`, `Invalid` for a window that has not begun.
         """
         body = codec.encode({"from": moment(from_), "to": moment(to)})
         return (await self._call("POST", f"{_path(schedule_id)}/backfill", body, deadline_seconds)).decode(Triggered)

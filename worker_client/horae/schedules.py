@@ -65,10 +65,14 @@ class NextTime(Struct, frozen=True, kw_only=True):
 
 
 class Triggered(Struct, frozen=True):
-    """What a backfill did: jobs that it made, and triggers that the window has."""
+    """What a backfill did: jobs that it made, of how many triggers.
+
+    `more`: the window has more than `max_catch_up`; the same call again goes on.
+    """
 
     count: int
     triggers: int
+    more: bool = False
 
 
 class ScheduleRule(TypedDict, total=False):

@@ -910,10 +910,12 @@ class NextTimes(Struct):
 
 
 class BackfillAnswer(Struct):
-    """`count`: jobs that were made; of the triggers in the window, those that had run already did not again."""
+    """`count`: jobs that were made; of the `triggers` looked at, those that had run already did not again. `more`: the
+    window has more of them than `max_catch_up`: the same call again goes on."""
 
     count: int
     triggers: int
+    more: bool
 
 
 class WorkerView(Struct):

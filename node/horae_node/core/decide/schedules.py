@@ -90,7 +90,7 @@ LIVE_MAX: Final = 100
 
 
 def decide_put_schedule(ctx: Context, command: PutSchedule) -> Decision:
-    """What was due before by the old rule is dealt with first. The same content again is a repeat of the call."""
+    """What was due before by the old rule is dealt with first. The same content again changes nothing."""
     if not ctx.schedules:
         return TOO_OLD_FOR_SCHEDULES, ()
     spec, paused, first, if_version = command
@@ -100,10 +100,10 @@ def decide_put_schedule(ctx: Context, command: PutSchedule) -> Decision:
             return OTHER_VERSION, ()
         return ScheduleChanged(ctx.index, created=True), (SchedulePut(spec, None, _begun(ctx, paused, first)),)
     run = found.run
-    if found.spec == spec and (run.paused_ms is not None) == paused:
-        return ScheduleChanged(run.version, repeated=True), ()
     if if_version not in (None, ANY_VERSION, run.version):
         return OTHER_VERSION, ()
+    if found.spec == spec and (run.paused_ms is not None) == paused:
+        return ScheduleChanged(run.version, repeated=True), ()
     if _is_due(ctx, run) or _is_behind(run, first):
         return DUE_FIRST, ()
     if run.next is not None and run.next.nominal_ms <= ctx.now_ms:
@@ -205,7 +205,9 @@ def decide_backfill_schedule(ctx: Context, command: BackfillSchedule) -> Decisio
         return NO_SCHEDULE, ()
     firing = _Firing(ctx, found, ctx.now_ms)
     for occurrence in command.occurrences:
-        if not occurrence.note and not _has_run(ctx, found, occurrence.nominal_ms):
+        if occurrence.note:
+            firing.settle(occurrence, None, None)
+        elif not _has_run(ctx, found, occurrence.nominal_ms):
             firing.make(occurrence, "backfill")
     after = firing.run._replace(next=found.run.next, look_ms=found.run.look_ms)
     changes = [*firing.changes, ScheduleMoved(command.schedule_id, found.run, after)] if firing.changes else ()
