@@ -124,6 +124,15 @@ class OneNode:
         self.proposer.kick()
         await settle()
 
+    async def have_lines(self, schedule_id: str, count: int) -> None:
+        """Until so many triggers of a schedule have come to something; no time goes by."""
+        async with asyncio.timeout(10):
+            while True:
+                answer = await self.service.schedules.triggers(schedule_id, wire.TriggersQuery(consistency="local"))
+                if len(answer.triggers) == count:
+                    return
+                await asyncio.sleep(0.001)
+
     async def submit(self, **keys: Any) -> wire.JobView:
         """Submit as the edge would: validated."""
         request = msgspec.convert({"task": "t", **keys}, wire.SubmitRequest)

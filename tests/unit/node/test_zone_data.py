@@ -3,7 +3,6 @@ without a word, and a schedule whose zone a leader does not know holds up no oth
 
 from __future__ import annotations
 
-import asyncio
 from itertools import pairwise
 from pathlib import Path
 
@@ -279,16 +278,6 @@ def request(**keys: object) -> wire.ScheduleRequest:
     return msgspec.convert({"job": {"task": "t"}} | keys, wire.ScheduleRequest)
 
 
-async def have_lines(node: OneNode, name: str, count: int) -> None:
-    """The leader has dealt with so many triggers of it, and no time has gone by."""
-    async with asyncio.timeout(10):
-        while True:
-            answer = await node.service.schedules.triggers(name, wire.TriggersQuery(consistency="local"))
-            if len(answer.triggers) == count:
-                return
-            await asyncio.sleep(0.001)
-
-
 async def test_nobody_waits_for_one_that_cannot_be_reckoned(data: dict[str, Path]):
     """Those that came within a second of a look that found nothing were late by up to a second."""
     with seen(data["2"]):
@@ -301,7 +290,7 @@ async def test_nobody_waits_for_one_that_cannot_be_reckoned(data: dict[str, Path
         await node.pass_ms(2000)
         for count in range(1, 5):
             await node.pass_ms(500)
-            await have_lines(node, "fine", count)
+            await node.have_lines("fine", count)
             await node.pass_ms(500)
         assert node.session.scheduler.broken == 1
 
@@ -341,7 +330,7 @@ async def test_an_interval_needs_no_zone(data: dict[str, Path]):
     with seen(data["none"]):
         await node.pass_ms(3000)
         assert (await node.service.schedules.read("s", local=True)).error is None
-        await have_lines(node, "s", 3)
+        await node.have_lines("s", 3)
 
 
 async def test_an_edit_that_leaves_the_times_alone_leaves_the_next_one_alone(data: dict[str, Path]):
