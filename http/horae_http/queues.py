@@ -21,7 +21,7 @@ async def list_queues(service: Service, call: Call) -> Answer:
     query: wire.QueuesQuery = call.query
     local = query.consistency == "local"
     page = await service.queues(limit=query.limit, cursor=query.cursor, only=call.holder.queues, local=local)
-    return codec.answer(200, page, call.packed_out, age_lines(service) if local else b"")
+    return await codec.answer_in_turns(page, "queues", call.packed_out, age_lines(service) if local else b"")
 
 
 async def read_queue(service: Service, call: Call) -> Answer:

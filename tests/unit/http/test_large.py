@@ -206,6 +206,18 @@ async def test_a_packed_page_is_made_in_turns(node: Node) -> None:
     assert (jobs[19]["result"], page.jobs[19].payload) == (None, text)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 2, 1000])
+async def test_an_answer_made_in_turns_says_what_one_made_at_once_would(packed: bool, count: int) -> None:
+    page = wire.JobList([job_view(str(n), payload=Raw(b'"%d"' % n)) for n in range(count)], "c")
+    async with _Turns() as turns:
+        made = await codec.answer_in_turns(page, "jobs", packed, b"A: b\r\n")
+    assert (turns.count >= 5) == (count == 1000)
+    decode = msgspec.msgpack.decode if packed else msgspec.json.decode
+    assert decode(made.content) == msgspec.json.decode(msgspec.json.encode(page))
+    assert (made.header_lines, len(page.jobs)) == (b"A: b\r\n", count)
+
+
 async def test_an_ending_whose_job_is_gone_is_ok_without_it(node: Node) -> None:
     leases = [{"job_id": job_id, "lease_token": 1, "outcome": "complete"} for job_id in ("gone", "lost")]
     for kind, decode in (("application/json", msgspec.json.decode), (PACKED, msgspec.msgpack.decode)):
