@@ -17,7 +17,7 @@ from typing import Any, Final
 from msgspec import UNSET, Raw
 
 from horae import wire
-from horae_node.core import lists, views
+from horae_node.core import lists, schedule_views, views
 from horae_node.core.decide.submit import with_expiry
 from horae_node.core.limits import burst_of
 from horae_node.core.model import AttemptError, JobSpec, Run, ScheduleRun, ScheduleSpec, State
@@ -232,6 +232,23 @@ def schedule_view(spec: ScheduleSpec, run: ScheduleRun) -> wire.ScheduleView:
     )
 
 
+def schedule_page(view: View, after: str, limit: int) -> tuple[list[wire.ScheduleView], str | None]:
+    """Schedules by id, those after `after`, and the last one's id where there may be more.
+
+    The page ends early with the schedule that takes it past `ANSWER_BYTES_MAX`.
+    """
+    names = schedule_views.ids(view, after, limit)
+    found: list[wire.ScheduleView] = []
+    held_bytes = 0
+    for name in names:
+        found.append(schedule_view(*schedule_views.schedule(view, name)))
+        held_bytes += template_bytes(found[-1].job)
+        if held_bytes >= wire.ANSWER_BYTES_MAX:
+            break
+    more = len(found) < len(names) or len(names) == limit
+    return found, found[-1].id if more else None
+
+
 def gone_job_view(spec: JobSpec, gone: Tombstone) -> wire.JobView:
     """A job whose record is gone, as it was submitted (which is what `spec` says) and as its tombstone remembers it."""
     state, token = gone.state, 0
@@ -374,16 +391,39 @@ def matches(spec: JobSpec, task: str | None, tag: str | None, schedule_id: str |
 
 
 def content_bytes(job: wire.JobView | wire.ClaimedJob) -> int:
-    """What of a job's view its callers made large or small: payload, result, progress, errors."""
+    """What of a job's view its callers made large or small: payload, result, progress, errors, tags, links."""
     total = len(memoryview(job.payload)) + len(memoryview(job.progress))
+    if job.tags:
+        total += _tags_bytes(job.tags)
     if isinstance(job, wire.ClaimedJob):
         return total + (0 if job.last_error is None else _text_bytes(job.last_error))
     total += len(memoryview(job.result))
-    follower = job.then
-    while follower is not UNSET and follower is not None:
-        total += len(memoryview(follower.payload))
-        follower = follower.then
+    if job.after:
+        total += sum(len(job_id.encode()) for job_id in job.after)
+    if job.then:
+        total += template_bytes(job.then)
     return total + sum(map(_text_bytes, job.errors)) if job.errors else total
+
+
+def template_bytes(job: wire.TemplateView) -> int:
+    """The same of a job that is to be, and of those that are to follow it."""
+    total = 0
+    following: wire.TemplateView | None = job
+    while following is not None:
+        total += len(memoryview(following.payload)) + _tags_bytes(following.tags)
+        following = following.then
+    return total
+
+
+def _tags_bytes(tags: dict[str, str]) -> int:
+    return sum(len(key.encode()) + len(value.encode()) for key, value in tags.items())
+
+
+def make_brief(job: wire.JobView) -> None:
+    """Take away, in place, what `content_bytes` counts."""
+    job.payload = job.result = job.progress = _NULL
+    job.errors, job.last_error, job.tags = [], None, {}
+    job.after = job.on_failure = job.then = UNSET
 
 
 def _text_bytes(error: wire.AttemptErrorView) -> int:

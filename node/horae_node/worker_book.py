@@ -22,6 +22,9 @@ HELD_MAX: Final = 1000
 LOOKS_MAX: Final = 4000
 """Of one page."""
 
+NAMES_MAX: Final = 40_000
+"""Names of queues that are looked at for one page, shown or not: of a hundred characters each they take 4 MiB."""
+
 
 class Seen(NamedTuple):
     worker: str
@@ -82,26 +85,32 @@ class WorkerBook:
         if worker is not None and worker in self._entries:
             self._entries[worker].held.pop(seq, None)
 
-    def page(self, now_s: float, after: str, limit: int, only: Collection[str] | None) -> tuple[list[Seen], bool]:
-        """By name, those after `after`, and whether there may be more; with `only`, who claims from one of them.
+    def page(self, now_s: float, after: str, limit: int, only: Collection[str] | None) -> tuple[list[Seen], str | None]:
+        """By name, those after `after`, and the last that was looked at where there may be more; with `only`, who
+        claims from one of them.
 
-        At most `limit`, and fewer where they have much in hand: each job is looked up (`LOOKS_MAX`).
+        At most `limit`, and fewer where they have much in hand, since each job is looked up (`LOOKS_MAX`), or where
+        they name many queues (`NAMES_MAX`).
         """
         for worker in [name for name, entry in self._entries.items() if now_s - entry.seen_s > KEPT_S]:
             self._forget(worker)
         names = sorted(self._entries)
         found: list[Seen] = []
-        looks = 0
+        looks = named = 0
+        last = ""
         for worker in names[bisect_right(names, after) if after else 0 :]:
+            if named >= NAMES_MAX:
+                return found, last
             entry = self._entries[worker]
+            named += len(entry.queues)
             queues = entry.queues if only is None else tuple(queue for queue in entry.queues if queue in only)
-            if only is not None and not queues:
-                continue
-            if len(found) == limit or looks >= LOOKS_MAX:
-                return found, True
-            looks += len(entry.held)
-            found.append(Seen(worker, queues, self._running(worker, entry), now_s - entry.seen_s))
-        return found, False
+            if only is None or queues:
+                if len(found) == limit or looks >= LOOKS_MAX:
+                    return found, last
+                looks += len(entry.held)
+                found.append(Seen(worker, queues, self._running(worker, entry), now_s - entry.seen_s))
+            last = worker
+        return found, None
 
     def _running(self, worker: str, entry: _Entry) -> int:
         """What ran out, or was ended elsewhere, is forgotten by the way."""

@@ -25,8 +25,8 @@ BULK_BODY_BYTES_MAX = 8 * 1024 * 1024
 """The body of a batch, of a bulk ending, of a heartbeat: the node reads it on the loop that leads. An item of it may
 have `BODY_BYTES_MAX`, as if it came alone."""
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
-"""Payloads, results, progress and errors in a page of jobs or a bulk ending's answer: the job that passes it is
-the last that is shown."""
+"""What callers made large (payloads, results, progress, errors, tags, links) in a page of jobs or of schedules, and of
+jobs that a batch found there: the one that passes it is the last that is shown, or shown whole."""
 BATCH_JOBS_MAX = 1000
 CLAIM_JOBS_MAX = 1000
 LIST_LIMIT_MAX = 1000

@@ -75,11 +75,28 @@ def test_pages_go_on_and_end_early_where_much_is_in_hand(monkeypatch: pytest.Mon
         book.holds(worker, range(3 * number, 3 * number + 3))
     assert [it.worker for it in page(book, limit=1)] == ["a"]
     found, more = book.page(0.0, "", 100, None)
-    assert ([it.worker for it in found], more) == (["a", "b"], True)
+    assert ([it.worker for it in found], more) == (["a", "b"], "b")
     found, more = book.page(0.0, "d", 100, None)
-    assert ([it.worker for it in found], more) == (["e"], False)
+    assert ([it.worker for it in found], more) == (["e"], None)
     found, more = book.page(0.0, "", 100, {"odd"})
-    assert ([it.worker for it in found], more) == (["b", "d"], False)
+    assert ([it.worker for it in found], more) == (["b", "d"], None)
+
+
+def test_a_page_names_no_more_queues_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker may name a thousand, and a page have a thousand workers: a hundred megabytes. Names that a token may not
+    see are looked at all the same."""
+    monkeypatch.setattr(worker_book, "NAMES_MAX", 7)
+    book = book_of()
+    for worker in "abcde":
+        book.saw(worker, 0.0, [f"{worker}{n}" for n in range(4)])
+    found, last = book.page(0.0, "", 100, None)
+    assert ([it.worker for it in found], last) == (["a", "b"], "b")
+    found, last = book.page(0.0, "", 100, {"e3"})
+    assert (found, last) == ([], "b")
+    found, last = book.page(0.0, "b", 100, {"e3"})
+    assert (found, last) == ([], "d")
+    found, last = book.page(0.0, "d", 100, {"e3"})
+    assert ([it.queues for it in found], last) == ([("e3",)], None)
 
 
 async def test_the_leader_tells_who_works() -> None:
