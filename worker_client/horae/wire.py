@@ -10,6 +10,7 @@ other) a `__post_init__` says, by `Contradiction`. Next to read: `horae_http/cod
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -404,8 +405,13 @@ class BatchRequest(Request):
     atomic: bool = False
 
     def __post_init__(self) -> None:
-        if sum([len(job.after) for job in self.jobs]) > BATCH_AFTER_MAX:
-            raise Contradiction("jobs", f"name more than {BATCH_AFTER_MAX} jobs in `after`, all together")
+        require_few_parents(self.jobs)
+
+
+def require_few_parents(jobs: Iterable[SubmitRequest]) -> None:
+    """Raises: `Contradiction`, when the jobs of a batch name too many others."""
+    if sum([len(job.after) for job in jobs]) > BATCH_AFTER_MAX:
+        raise Contradiction("jobs", f"name more than {BATCH_AFTER_MAX} jobs in `after`, all together")
 
 
 class ClaimRequest(Request):
@@ -454,7 +460,10 @@ class FailRequest(Request):
 
     def __post_init__(self) -> None:
         if not self.retry and self.retry_in_seconds is not None:
-            raise Contradiction("retry_in_seconds", "has no meaning where `retry` is false: leave it out")
+            raise Contradiction("retry_in_seconds", _NO_RETRY)
+
+
+_NO_RETRY: Final = "has no meaning where `retry` is false: leave it out"
 
 
 class ReleaseRequest(Request):
@@ -479,6 +488,8 @@ class EndingRequest(Request):
     def __post_init__(self) -> None:
         if self.outcome == "fail" and self.error is UNSET:
             raise Contradiction("error", "is required where `outcome` is `fail`")
+        if self.retry is False and isinstance(self.retry_in_seconds, float | int):
+            raise Contradiction("retry_in_seconds", _NO_RETRY)
         for field in _FOREIGN_KEYS[self.outcome]:
             if getattr(self, field) is not UNSET:
                 raise Contradiction(field, f"has no meaning where `outcome` is `{self.outcome}`: leave it out")
