@@ -521,13 +521,14 @@ def _which_options(command: Command) -> Command:
     return with_options(command, _WHICH)  # type: ignore[return-value]
 
 
-def _require_which(job_id: str | None, which: JobFilter, every: bool) -> None:
-    """An id, or some of the filters, or the word that none is meant."""
+def _require_which(job_id: str | None, which: JobFilter, every: bool) -> bool:
+    """An id, or some of the filters, or the word that none is meant: whether all jobs are."""
     named = [f"--{name}" for name, value in which.items() if value is not None]
     if job_id is not None and (named or every):
         fail(EXIT_USAGE, f"give an ID or {', '.join(named) or '--all'}, not both")
     if job_id is None and not named and not every:
         fail(EXIT_USAGE, "give an ID, or say which jobs: --queue, --state, --task, --tag, or --all")
+    return not named
 
 
 @main_group.command()
@@ -536,10 +537,10 @@ def _require_which(job_id: str | None, which: JobFilter, every: bool) -> None:
 @target_options
 def cancel(target: Target, job_id: str | None, every: bool, **which: Unpack[JobFilter]) -> None:
     """Cancel a job, or many: at once if it is not running, else its worker is told at its next heartbeat."""
-    _require_which(job_id, which, every)
+    every = _require_which(job_id, which, every)
     with target.client() as client:
         if job_id is None:
-            count = client.cancel_many(**which)
+            count = client.cancel_many(every=every, **which)
             target.tell({"count": count}, f"{_jobs(count)} cancelled, or asked to stop where running")
             return
         found = client.cancel(job_id)
@@ -557,10 +558,10 @@ def cancel(target: Target, job_id: str | None, every: bool, **which: Unpack[JobF
 @target_options
 def requeue(target: Target, job_id: str | None, every: bool, **which: Unpack[JobFilter]) -> None:
     """Run a dead, cancelled or expired job anew, or many: without --state the dead ones."""
-    _require_which(job_id, which, every)
+    every = _require_which(job_id, which, every)
     with target.client() as client:
         if job_id is None:
-            count = client.requeue_many(**which)
+            count = client.requeue_many(every=every, **which)
             target.tell({"count": count}, f"{_jobs(count)} requeued")
         else:
             target.show(client.requeue(job_id))

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from horae import clock, codec, errors, wire
-from horae.calls import filled, moment, part, query, require_known
+from horae.calls import filled, moment, part, query, require_known, wanted_jobs
 from horae.checks import require_no_nan
 from horae.ids import new_id
 from horae.jobs import (
@@ -280,20 +280,26 @@ class AsyncClient(ScheduleCalls):
         """Run a `dead`, `cancelled` or `expired` job anew. Raises: `Conflict` in any other state."""
         return await self._change(job_id, "requeue", frozenset({"pending", "ready", "running"}), deadline_seconds)
 
-    async def cancel_many(self, *, deadline_seconds: float | None = None, **which: Unpack[JobFilter]) -> int:
+    async def cancel_many(
+        self, *, every: bool = False, deadline_seconds: float | None = None, **which: Unpack[JobFilter]
+    ) -> int:
         """Cancel all jobs that match: how many. Without `state` those pending, ready and running; `tag` is
         `"key:value"`. One that changes meanwhile may be missed.
 
-        Each page has the deadline. Raises: `OutcomeUnknown`: some may be cancelled; the same call again takes the rest.
+        `every`: all jobs of the cluster; without it at least one filter is required that is not None.
+        Each page has the deadline. Raises: TypeError, with nothing done; `OutcomeUnknown`: some may be cancelled; the
+        same call again takes the rest.
         """
-        return await self._change_many("cancel", which, deadline_seconds)
+        return await self._change_many("cancel", which, every, deadline_seconds)
 
-    async def requeue_many(self, *, deadline_seconds: float | None = None, **which: Unpack[JobFilter]) -> int:
+    async def requeue_many(
+        self, *, every: bool = False, deadline_seconds: float | None = None, **which: Unpack[JobFilter]
+    ) -> int:
         """Run all jobs that match anew: how many. Without `state` the `dead` ones. Else as `cancel_many`."""
-        return await self._change_many("requeue", which, deadline_seconds)
+        return await self._change_many("requeue", which, every, deadline_seconds)
 
-    async def _change_many(self, verb: str, which: JobFilter, deadline_seconds: float | None) -> int:
-        wanted = {key: value for key, value in which.items() if value is not None}
+    async def _change_many(self, verb: str, which: JobFilter, every: bool, deadline_seconds: float | None) -> int:
+        wanted = wanted_jobs(f"{verb}_many", which, every)
         count, cursor = 0, None
         while True:
             body = codec.encode({"filter": wanted, "cursor": cursor})

@@ -70,6 +70,26 @@ async def test_a_lost_ending_is_repeated_with_its_token(server: FakeServer, clie
         await client.fail(claim.id, claim.lease_token, Failure("E", "no"))
 
 
+@pytest.mark.parametrize("verb", ["cancel", "requeue"])
+async def test_a_filter_that_came_out_empty_changes_nothing(server: FakeServer, client: AsyncClient, verb: str) -> None:
+    path = f"/v1/jobs/{verb}"
+    server.fault(path, *[web.json_response({"count": 2, "next_cursor": None}) for _ in range(2)])
+    change = getattr(client, f"{verb}_many")
+    for nothing in ({}, {"queue": None, "tag": None}):
+        with pytest.raises(TypeError, match=rf"{verb}_many\(\) of no filter means every job .* or every=True"):
+            await change(**nothing)
+    with pytest.raises(TypeError, match="has queue and every=True: leave one out"):
+        await change(every=True, queue="mail")
+    with pytest.raises(TypeError, match="has no option 'tags': did you mean tag"):
+        await change(tags="a:b")
+    with Client(server.url) as blocking, pytest.raises(TypeError, match="of no filter"):
+        await asyncio.to_thread(getattr(blocking, f"{verb}_many"))
+    assert server.counts[path] == 0
+    assert await change(every=True) == 2
+    assert await change(queue="mail", tag=None) == 2
+    assert [body["filter"] for body in server.sent(path)] == [{}, {"queue": "mail"}]
+
+
 async def test_endings_in_bulk_answer_one_by_one(server: FakeServer, client: AsyncClient) -> None:
     server.add("hello"), server.add("hello")
     one, two = await client.claim("w", ["default"], max_jobs=2)
