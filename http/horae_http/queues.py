@@ -39,7 +39,7 @@ def _name(call: Call) -> str:
     try:
         name = msgspec.convert(call.item, wire.QueueName)
     except msgspec.ValidationError as error:
-        raise field_failure("invalid", "/name", wire.PATTERN_HINTS[wire.QUEUE_PATTERN]) from error
+        raise field_failure("invalid", "/id", wire.PATTERN_HINTS[wire.QUEUE_PATTERN]) from error
     call.holder.require_queue(name)
     return name
 

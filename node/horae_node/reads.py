@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from copy import copy
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from msgspec import UNSET, Raw
 
@@ -39,6 +39,7 @@ _STATE_NAMES: Final[tuple[wire.StateName, ...]] = (
     "cancelled",
     "expired",
 )
+_DEAD_REASONS: Final[Mapping[str, wire.DeadReason]] = {name: name for name in get_args(wire.DeadReason)}
 _ON_FAILURE: Final[tuple[wire.OnFailure, ...]] = ("cancel", "run")
 _SUCCEEDED: Final = int(State.SUCCEEDED)
 _RUNNING: Final = int(State.RUNNING)
@@ -271,7 +272,7 @@ def job_view(view: View, seq: int, clocks: Clocks) -> wire.JobView:
     job.started_at = moment_text(started_ms) if started_ms else None
     job.finished_at = moment_text(finished_ms) if finished_ms else None
     job.worker = worker or None
-    job.dead_reason = run.dead_reason or None
+    job.dead_reason = reason_called(run.dead_reason)
     job.cancel_requested = run.cancel_requested
     if token and (progress := views.progress(view, seq)) is not None:
         job.progress = Raw(progress)
@@ -315,6 +316,11 @@ def claimed_job(view: View, seq: int, token: int, clocks: Clocks) -> wire.Claime
     )
 
 
+def reason_called(stored: str) -> wire.DeadReason | None:
+    """The contract's word for why a job is dead; None: it is not."""
+    return _DEAD_REASONS[stored] if stored else None
+
+
 def state_name(view: View, seq: int) -> wire.StateName | None:
     """The state of the job numbered `seq`; None when its record is gone."""
     run = views.run(view, seq)
@@ -324,6 +330,27 @@ def state_name(view: View, seq: int) -> wire.StateName | None:
 def state_called(state: int) -> wire.StateName:
     """The contract's word for a stored state."""
     return _STATE_NAMES[state]
+
+
+def too_deep(view: View, queue: str) -> str:
+    """Why a queue takes no more, as it stands by now."""
+    counts, most = views.counts(view, queue), views.settings(view, queue).max_depth
+    waiting = counts.pending + counts.ready
+    holds = f"holds {waiting} pending and ready job{'' if waiting == 1 else 's'}"
+    return f"queue {queue!r} {holds}" + ("" if most is None else f", and its max_depth is {most}")
+
+
+def unique_key_held(view: View, seq: int) -> str:
+    """Why a finished job cannot be requeued: who has its unique key by now."""
+    spec = views.spec(view, seq)
+    if spec is None or spec.unique_key is None:
+        return "an unfinished job has its unique_key, or had it a moment ago"
+    why = f"an unfinished job of queue {spec.queue!r} has its unique_key {spec.unique_key!r}"
+    holder = views.holder(view, spec.queue, spec.unique_key)
+    holding = None if holder is None else views.spec(view, holder)
+    if holder is None or holding is None:
+        return f"{why}, or had it a moment ago"
+    return f"{why}: {holding.id!r}, which is {state_name(view, holder)}; {spec.id!r} is {state_name(view, seq)}"
 
 
 EXAMINED_MAX: Final = 1000

@@ -140,6 +140,8 @@ class Schedules:
         job_id = f"{schedule_id}@manual-{own_id or ids.uuid7(self._session.now_ms())}"
         outcome = await self._proposer.run_one(TriggerSchedule(schedule_id, job_id))
         if isinstance(outcome, Rejected):
+            if outcome.code == "rate_limited":
+                raise Refused(outcome.code, reads.too_deep(self._applier.view, self._find(schedule_id).spec.job.queue))
             raise _refused(outcome, schedule_id)
         assert isinstance(outcome, Submitted)
         if outcome.new is not None:

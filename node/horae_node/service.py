@@ -33,6 +33,7 @@ from horae_node.core.commands import (
     SubmitBatch,
     SubmitJob,
 )
+from horae_node.core.decide.operate import UNIQUE_KEY_HELD
 from horae_node.core.decide.queues import TOO_OLD
 from horae_node.core.decide.schedules import TOO_OLD_FOR_SCHEDULES
 from horae_node.core.decide.submit import EXPIRED_BEFORE, TOO_OLD_FOR_LINKS
@@ -393,8 +394,9 @@ class Service:
     def _refused_submit(self, rejected: Rejected, command: SubmitJob, pointer: str = "") -> Refused:
         """As `_refused`, below `pointer`, with the key that is to blame, or the moment at which to ask again."""
         if rejected.code == "rate_limited":
-            seconds = self._seconds_to_place(command.spec.queue)
-            detail = f"{rejected.detail}: try again in {seconds} s"
+            queue = command.spec.queue
+            seconds = self._seconds_to_place(queue)
+            detail = f"{reads.too_deep(self._applier.view, queue)}: try again in {seconds} s"
             return Refused(rejected.code, detail, pointer, retry_after_ms=seconds * 1000)
         if rejected[:2] != EXPIRED_BEFORE[:2]:
             return Refused(rejected.code, rejected.detail, f"{pointer}/{rejected.field}" if rejected.field else pointer)
@@ -563,6 +565,8 @@ class Service:
             state = None if seq is None else reads.state_name(self._applier.view, seq)
             if outcome.code == "not_found":
                 raise Refused(outcome.code, f"there is no job {job_id!r}")
+            if outcome == UNIQUE_KEY_HELD and seq is not None:
+                raise Refused(outcome.code, reads.unique_key_held(self._applier.view, seq))
             if outcome.code == "conflict" and state is not None:
                 raise Refused(outcome.code, f"{outcome.detail}: {job_id!r} is {state}")
         return _accepted(outcome, Done)
@@ -727,7 +731,7 @@ class Service:
 
     async def move_member(self, node_id: str, request: wire.MoveRequest) -> wire.MemberStanding:
         """Raises: as `remove_member`."""
-        await self._membership.move(_member(node_id, request))
+        await self._membership.move(_member(node_id, request, "/id"))
         standing = self._raft.roster.standing(node_id)
         return wire.MemberStanding(node_id, "learner" if standing == "learner" else "voter")
 
@@ -777,12 +781,12 @@ class Service:
             raise Refused("not_found", "the job's record is gone: its retention is over or it was deleted") from error
 
 
-def _member(node_id: str, request: wire.MemberRequest | wire.MoveRequest) -> Member:
-    """Checked as the configuration checks its own. Raises: `Refused("invalid")`."""
+def _member(node_id: str, request: wire.MemberRequest | wire.MoveRequest, id_at: str = "/node") -> Member:
+    """Checked as the configuration checks its own; `id_at`: where the id was said. Raises: `Refused("invalid")`."""
     try:
         parse_name(node_id)
     except ValueError as error:
-        raise Refused("invalid", str(error), "/node") from error
+        raise Refused("invalid", str(error), id_at) from error
     try:
         address = str(parse_peer_address(request.raft_address))
     except ValueError as error:

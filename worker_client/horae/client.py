@@ -518,7 +518,7 @@ def url_list(urls: str | Sequence[str]) -> list[str]:
 
 
 def _queue_path(name: str) -> str:
-    return f"/v1/queues/{part(name, '/name')}"
+    return f"/v1/queues/{part(name, '/id')}"
 
 
 def _job_path(job_id: str) -> str:
@@ -526,7 +526,7 @@ def _job_path(job_id: str) -> str:
 
 
 def _member_path(node: str) -> str:
-    return f"/v1/cluster/members/{part(node, '/node')}"
+    return f"/v1/cluster/members/{part(node, '/id')}"
 
 
 def _require_options(options: JobOptions) -> None:

@@ -148,6 +148,7 @@ Token = Annotated[int, Meta(ge=1, le=2**53)]
 
 OnFailure = Literal["cancel", "run"]
 StateName = Literal["pending", "ready", "running", "succeeded", "dead", "cancelled", "expired"]
+DeadReason = Literal["failed", "poison", "no_retry", "timeout"]
 CANCELLABLE: Final[tuple[StateName, ...]] = ("pending", "ready", "running")
 REQUEUABLE: Final[tuple[StateName, ...]] = ("dead", "cancelled", "expired")
 
@@ -222,13 +223,13 @@ class SubmitRequest(Request):
                 raise Contradiction("expires_at", "is not after `run_at`: the job would never run")
         if self.ttl_seconds is not None and self.delay_seconds is not None and self.ttl_seconds <= self.delay_seconds:
             raise Contradiction(
-                "ttl_seconds", "counts from the submit and ends before the delay: the job would never run"
+                "ttl_seconds", "counts from the moment that the delay does, and ends before it: the job would never run"
             )
 
 
 def _require_links(request: SubmitRequest) -> None:
     if request.on_failure is not None and not request.after:
-        raise Contradiction("on_failure", "has no meaning without `after`: leave it out, or say which jobs are meant")
+        raise Contradiction("on_failure", "has no meaning without `after`: leave it out")
     for position, job_id in enumerate(request.after):
         if job_id in request.after[:position]:
             raise Contradiction(f"after/{position}", "is named twice")
@@ -769,7 +770,7 @@ class JobView(Struct):
     errors: list[AttemptErrorView]
     worker: str | None
     lease_expires_at: str | None
-    dead_reason: str | None
+    dead_reason: DeadReason | None
     schedule_id: str | None
     nominal_time: str | None
     cancel_requested: bool
@@ -1034,7 +1035,7 @@ class Event(Struct, omit_defaults=True, gc=False):
     attempt: int | None = None
     worker: str | None = None
     run_at: str | None = None
-    dead_reason: str | None = None
+    dead_reason: DeadReason | None = None
     node: str | None = None
     standing: MemberStandingName | None = None
 
