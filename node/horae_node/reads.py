@@ -177,14 +177,18 @@ def new_job_view(spec: JobSpec, run: Run) -> wire.JobView:
     return job
 
 
-def _follower_view(spec: JobSpec) -> wire.FollowerView | None:
+def _follower_view(spec: JobSpec, *, given_ids: bool = False) -> wire.FollowerView | None:
+    """`given_ids`: without those that were made here."""
     follower = follower_of(spec)
     if follower is None:
         return None
-    return wire.FollowerView(**_terms(follower.spec), id=follower.spec.id, delay_seconds=follower.delay_ms / 1000)
+    view = wire.FollowerView(**_terms(follower.spec, given_ids=given_ids), delay_seconds=follower.delay_ms / 1000)
+    if follower.content_hash or not given_ids:
+        view.id = follower.spec.id
+    return view
 
 
-def _terms(job: JobSpec) -> dict[str, Any]:
+def _terms(job: JobSpec, *, given_ids: bool = False) -> dict[str, Any]:
     """What a job that is to be has of its own."""
     return {
         "task": job.task,
@@ -201,7 +205,7 @@ def _terms(job: JobSpec) -> dict[str, Any]:
         "concurrency_key": job.concurrency_key,
         "tags": dict(job.tags),
         "retention_seconds": job.retention_ms / 1000,
-        "then": _follower_view(job),
+        "then": _follower_view(job, given_ids=given_ids),
     }
 
 
@@ -251,11 +255,17 @@ def schedule_page(view: View, after: str, limit: int) -> tuple[list[wire.Schedul
 
 
 def gone_job_view(spec: JobSpec, gone: Tombstone) -> wire.JobView:
-    """A job whose record is gone, as it was submitted (which is what `spec` says) and as its tombstone remembers it."""
+    """A job whose record is gone, as it was submitted (which is what `spec` says) and as its tombstone remembers it.
+
+    Ids that `spec` has for what follows it, and no caller gave, were made for this repeat: they name nothing. Not so
+    of a schedule's job, whose own id they are made of.
+    """
     state, token = gone.state, 0
     times = gone.created_ms, gone.first_due_ms, gone.started_ms, gone.finished_ms
     run = run_of((state, gone.attempt, 0, 0, token, 0, "", *times, 0, 0, 0, 0, False, "", 0, b"", gone.first_due_ms))
     job = new_job_view(with_expiry(spec, gone.created_ms), run)
+    if job.then and spec.schedule_id is None:
+        job.then = _follower_view(spec, given_ids=True)
     job.attempt = gone.attempt
     job.started_at = moment_text(gone.started_ms) if gone.started_ms else None
     job.finished_at = moment_text(gone.finished_ms)
@@ -278,12 +288,19 @@ def job_view(view: View, seq: int, clocks: Clocks) -> wire.JobView:
         job.progress = Raw(progress)
     if state == _SUCCEEDED and (result := views.result(view, seq)) is not None:
         job.result = Raw(result)
-    if failures or job.lost or (token and not job.attempt) or links_of(spec) is not None:
+    if failures or job.lost or _had_another_life(run) or links_of(spec) is not None:
         job.errors = [_error_view(error) for error in views.errors(view, seq)]
         job.last_error = job.errors[-1] if job.errors else None
     if state == _RUNNING:
         job.lease_expires_at = clocks.text(run.lease_end)
     return job
+
+
+def _had_another_life(run: Run) -> bool:
+    """It may have errors that its counters do not tell of: a requeue sets those back, and moves the moment at which it
+    is due (but in the very millisecond in which it was due at first). Most jobs have none, which nobody need look for.
+    """
+    return run.token > 0 and (run.attempt == 0 or run.due_ms != run.first_due_ms)
 
 
 def claimed_job(view: View, seq: int, token: int, clocks: Clocks) -> wire.ClaimedJob | None:
@@ -293,7 +310,7 @@ def claimed_job(view: View, seq: int, token: int, clocks: Clocks) -> wire.Claime
         return None
     (_, attempt, failures, lost, _, _, _, _, due_ms, _, _, lease_ms, lease_end, timeout_end) = run[:14]
     progress = views.progress(view, seq)
-    error = views.last_error(view, seq) if failures or lost else None
+    error = views.last_error(view, seq) if failures or lost or _had_another_life(run) else None
     nominal_ms = spec.nominal_ms
     return wire.ClaimedJob(
         id=spec.id,

@@ -25,6 +25,7 @@ from horae_node.core.commands import (
     ResumeSchedule,
     TriggerSchedule,
 )
+from horae_node.core.decide.schedules import submit_of
 from horae_node.core.model import SCHEDULES_VERSION, Fate, Occurrence, ScheduleSpec
 from horae_node.core.results import Outcome, Rejected, ScheduleChanged, Submitted, TriggersRan
 from horae_node.core.tables import LEDGER_ROWS_MAX, trigger_id
@@ -133,7 +134,7 @@ class Schedules:
     async def trigger(self, schedule_id: str, own_id: str | None) -> tuple[wire.JobView, bool]:
         """A job of it now, besides its triggers; or, not new, the one of the caller's own id, or of its `unique_key`.
 
-        Raises: `Refused` (`not_found`, `rate_limited`).
+        One whose record is gone is shown by the template as it is now. Raises: `Refused` (`not_found`, `rate_limited`).
         """
         self._proposer.require_room(Rank.NEW)
         self._find(schedule_id)
@@ -144,13 +145,20 @@ class Schedules:
                 raise Refused(outcome.code, reads.too_deep(self._applier.view, self._find(schedule_id).spec.job.queue))
             raise _refused(outcome, schedule_id)
         assert isinstance(outcome, Submitted)
+        if outcome.gone is not None:
+            template = self._find(schedule_id).spec
+            spec = submit_of(template, job_id, None, outcome.gone.first_due_ms).spec
+            return reads.gone_job_view(spec, outcome.gone), False
         if outcome.new is not None:
             return reads.new_job_view(outcome.new.spec, outcome.new.run), True
         return await self._pace.show(lambda: self._job(outcome.seq), reads.content_bytes), False
 
     def _job(self, seq: int) -> wire.JobView:
         meta = self._applier.meta()
-        return reads.job_view(self._applier.view, seq, reads.Clocks(meta.now_ms, meta.lease_clock))
+        try:
+            return reads.job_view(self._applier.view, seq, reads.Clocks(meta.now_ms, meta.lease_clock))
+        except reads.Gone as error:
+            raise Refused("not_found", "the job's record is gone: its retention is over or it was deleted") from error
 
     async def backfill(self, schedule_id: str, request: wire.BackfillRequest) -> wire.BackfillAnswer:
         """Those triggers of the window that have not run. Raises: `Refused("invalid")` for more than `max_catch_up`."""

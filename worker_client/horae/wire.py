@@ -730,10 +730,13 @@ class TemplateView(Struct):
 
 
 class FollowerView(TemplateView):
-    """The job that a success brings forth, as it was submitted with the job before it."""
+    """The job that a success brings forth, as it was submitted with the job before it.
 
-    id: str
+    `id` is left out where the server made it and does not know it any more: the record of the job before it is gone.
+    """
+
     delay_seconds: float
+    id: str | UnsetType = UNSET
 
 
 class JobView(Struct):

@@ -14,7 +14,7 @@ from tests.helpers.one_node import OneNode, settle
 from horae import wire
 from horae_node.core import views
 from horae_node.core.commands import RaiseMachineVersion
-from horae_node.core.model import SCHEDULES_VERSION
+from horae_node.core.model import LINKS_VERSION, SCHEDULES_VERSION
 from horae_node.errors import NotApplied
 from horae_node.membership import CAUGHT_UP_ENTRIES
 from horae_node.raft.port import Member, PeerStatus
@@ -232,6 +232,90 @@ async def test_what_a_claim_cannot_carry_goes_straight_back() -> None:
     second = await node.claim(max_jobs=1000)
     assert sorted(int(job.id) for job in first + second) == list(range(count))
     assert {job.attempt for job in first + second} == {1}, "a grant that was not carried is not counted"
+
+
+async def test_errors_stay_when_a_job_is_requeued() -> None:
+    """They are its history: shown in every state of its new life, with those that come, and to who claims it."""
+    node = await OneNode().open()
+    seen: list[list[str]] = []
+
+    async def look() -> None:
+        job = await node.service.job("a")
+        seen.append([error.type for error in job.errors])
+        assert job.last_error == (job.errors[-1] if job.errors else None)
+
+    async def claimed() -> wire.ClaimedJob:
+        (job,) = await node.claim()
+        assert (None if job.last_error is None else job.last_error.type) == (seen[-1][-1] if seen[-1] else None)
+        await look()
+        return job
+
+    async def fail(job: wire.ClaimedJob, kind: str) -> None:
+        await node.service.fail("a", wire.FailRequest(lease_token=job.lease_token, error=wire.ErrorBody(type=kind)))
+        await look()
+
+    await node.submit(id="a", max_attempts=1)
+    await look()
+    await fail(await claimed(), "First")
+    node.clock.advance(10)
+    await node.service.requeue("a")
+    await look()
+    job = await claimed()
+    await node.service.release("a", wire.ReleaseRequest(lease_token=job.lease_token))
+    await look()
+    await fail(await claimed(), "Second")
+    node.clock.advance(10)
+    await node.service.requeue("a")
+    await look()
+    job = await claimed()
+    await node.service.complete("a", wire.CompleteRequest(lease_token=job.lease_token))
+    await look()
+    assert seen == [[]] * 2 + [["First"]] * 5 + [["First", "Second"]] * 4
+
+
+async def test_the_repeat_of_a_submit_whose_record_is_gone_names_no_job_that_never_was() -> None:
+    node = await OneNode().open()
+    await node.proposer.run_one(RaiseMachineVersion(LINKS_VERSION))
+    then = {"task": "next", "then": {"task": "named", "id": "own"}}
+    request = msgspec.convert({"task": "t", "id": "a", "then": then}, wire.SubmitRequest)
+    made, _ = await node.service.submit(request)
+    again, created = await node.service.submit(request)
+    assert (again.then, created) == (made.then, False)
+    await node.service.cancel("a")
+    await node.service.delete("a")
+    for shown in (
+        (await node.service.submit(request))[0],
+        (await node.service.submit_batch([request], atomic=False))[0][0],  # type: ignore[index]
+    ):
+        follower = msgspec.to_builtins(shown.then, enc_hook=bytes)
+        assert (shown.state, follower["task"], "id" in follower) == ("cancelled", "next", False)
+        assert follower["then"]["id"] == "own"
+
+
+async def test_the_repeat_of_a_trigger_by_hand_whose_job_is_gone_makes_no_second_one() -> None:
+    node = await OneNode().open()
+    await node.proposer.run_one(RaiseMachineVersion(SCHEDULES_VERSION))
+    body = {"every_seconds": 86400, "job": {"task": "t", "then": {"task": "next"}}}
+    await node.service.schedules.put("s", msgspec.convert(body, wire.ScheduleRequest), None)
+    made, created = await node.service.schedules.trigger("s", "own")
+    assert (made.id, created) == ("s@manual-own", True)
+    await node.service.cancel(made.id)
+    await node.service.delete(made.id)
+    again, created = await node.service.schedules.trigger("s", "own")
+    assert (again.id, again.state, again.schedule_id, created) == (made.id, "cancelled", "s", False)
+    assert again.then == made.then
+
+
+async def test_a_requeue_that_a_unique_key_forbids_names_who_has_it() -> None:
+    node = await OneNode().open()
+    await node.submit(id="a", unique_key="k")
+    await node.service.cancel("a")
+    await node.submit(id="b", unique_key="k")
+    await node.claim()
+    with pytest.raises(Refused) as refused:
+        await node.service.requeue("a")
+    held = "an unfinished job of queue 'default' has its unique_key 'k': 'b', which is running; 'a' is cancelled"
+    assert (refused.value.code, refused.value.detail) == ("conflict", held)
 
 
 async def test_a_local_reading_is_as_old_as_the_last_word_of_a_leader() -> None:
