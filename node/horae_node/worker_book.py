@@ -16,6 +16,9 @@ KEPT_S: Final = 300.0
 WORKERS_MAX: Final = 10_000
 """The most that are remembered: past it, those who were silent for longest go."""
 
+NAMES_KEPT_MAX: Final = 200_000
+"""Names of queues that are remembered, of all workers together: some 30 MB of long ones. Past it likewise."""
+
 HELD_MAX: Final = 1000
 """Jobs in hand of one worker that are remembered: the most that one heartbeat renews."""
 
@@ -51,6 +54,7 @@ class WorkerBook:
         self._is_running = is_running
         self._entries: dict[str, _Entry] = {}
         self._holder: dict[int, str] = {}
+        self._names = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -61,8 +65,10 @@ class WorkerBook:
         self._entries[worker] = entry  # last among all: the first was silent for longest
         entry.seen_s = now_s
         if queues is not None:
-            entry.queues = tuple(queues)
-        if len(self._entries) > WORKERS_MAX:
+            named = tuple(queues)
+            self._names += len(named) - len(entry.queues)
+            entry.queues = named
+        while len(self._entries) > WORKERS_MAX or self._names > NAMES_KEPT_MAX:
             self._forget(next(iter(self._entries)))
 
     def holds(self, worker: str, seqs: Iterable[int]) -> None:
@@ -119,6 +125,8 @@ class WorkerBook:
         return len(entry.held)
 
     def _forget(self, worker: str) -> None:
-        for seq in self._entries.pop(worker).held:
+        entry = self._entries.pop(worker)
+        self._names -= len(entry.queues)
+        for seq in entry.held:
             if self._holder.get(seq) == worker:
                 del self._holder[seq]

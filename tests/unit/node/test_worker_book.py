@@ -67,6 +67,21 @@ def test_no_more_than_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) ->
     assert page(book)[0].running == len(book._holder) == 2
 
 
+def test_no_more_names_of_queues_than_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker may name a thousand in each claim, and there may be ten thousand of them."""
+    monkeypatch.setattr(worker_book, "NAMES_KEPT_MAX", 10)
+    book = book_of()
+    for number, worker in enumerate("abcab"):
+        book.saw(worker, float(number), [f"q{n}" for n in range(3 + number % 2)])
+        book.saw(worker, float(number))
+    assert [(it.worker, len(it.queues)) for it in page(book)] == [("a", 4), ("b", 3), ("c", 3)]
+    book.saw("d", 9.0, ["q"])
+    assert [it.worker for it in page(book, 9.0)] == ["a", "b", "d"]
+    assert [it.worker for it in page(book, KEPT_S + 3.5)] == ["b", "d"]
+    book.saw("e", KEPT_S + 4, [f"q{n}" for n in range(6)])
+    assert [it.worker for it in page(book, KEPT_S + 4)] == ["b", "d", "e"]
+
+
 def test_pages_go_on_and_end_early_where_much_is_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_book, "LOOKS_MAX", 4)
     book = book_of()
