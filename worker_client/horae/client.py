@@ -148,8 +148,9 @@ class AsyncClient(ScheduleCalls):
     async def submit_many(self, jobs: Iterable[NewJob], *, deadline_seconds: float | None = None) -> list[Job]:
         """Submit many, at most 1000 a request, each with its own outcome; the jobs in the order given.
 
-        The deadline is that of each request. Raises: `PartlyRefused` at the end when some were refused (the others are
-        submitted).
+        Of jobs that were there already, those past 4 MiB of a request's answer come without payload, result, progress,
+        errors, tags and links. The deadline is that of each request. Raises: `PartlyRefused` at the end when some were
+        refused (the others are submitted).
         """
         results: list[Job | errors.RequestError] = []
         pending = iter(jobs)
