@@ -346,18 +346,20 @@ def answer(status: int, view: Any, packed: bool, header_lines: bytes = b"") -> A
 
 
 async def answer_in_turns(view: Any, field: str, packed: bool, header_lines: bytes = b"") -> Answer:
-    """As `answer`, 200, for a view with many jobs in its list `field`: others have their turn."""
-    if not packed:
-        return Answer(200, JSON, _json_encode(view), header_lines)
-    items = []
+    """As `answer`, 200, for a view with many items in its list `field`, which may be large: others have their turn."""
+    items = getattr(view, field)
+    if len(items) < 2 and not packed:
+        return answer(200, view, packed, header_lines)
+    encoded = []
     turn = Turn()
-    for item in getattr(view, field):
-        items.append(Raw(_pack_encode(_native(item))))
-        if turn.is_over(items[-1]):
+    for item in items:
+        encoded.append(Raw(_pack_encode(_native(item)) if packed else _json_encode(item)))
+        if turn.is_over(encoded[-1]):
             await asyncio.sleep(0)
     twin = copy.copy(view)
-    setattr(twin, field, items)
-    return Answer(200, MSGPACK, _pack_encode(twin), header_lines)
+    setattr(twin, field, encoded)
+    kind, encode = (MSGPACK, _pack_encode) if packed else (JSON, _json_encode)
+    return Answer(200, kind, encode(twin), header_lines)
 
 
 def _native(view: Any) -> Any:
@@ -408,16 +410,11 @@ def _native_schedule(view: wire.ScheduleView) -> wire.ScheduleView:
     return replace(view, job=replace(view.job, payload=_repacked(view.job.payload), then=then))
 
 
-def _native_schedules(page: wire.ScheduleList) -> wire.ScheduleList:
-    return wire.ScheduleList([_native_schedule(view) for view in page.schedules], page.next_cursor)
-
-
 _NATIVE: Final[dict[type[Any], Callable[[Any], Any]]] = {
     wire.JobView: _native_job,
     wire.ClaimedJob: _native_claimed,
     wire.BatchItem: _native_batch_item,
     wire.ScheduleView: _native_schedule,
-    wire.ScheduleList: _native_schedules,
 }
 
 

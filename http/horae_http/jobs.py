@@ -100,6 +100,15 @@ class BatchReader(BodyReader[wire.BatchRequest]):
             return self._read_each(body, packed, failure)
         return Batch(dict(enumerate(whole.jobs)), {}, whole.atomic)
 
+    @staticmethod
+    def _checked(batch: Batch) -> Batch:
+        """What was read job by job, as a whole. Raises: `Failure`."""
+        try:
+            wire.require_few_parents(batch.jobs.values())
+        except wire.Contradiction as wrong:
+            raise errors.field_failure("invalid", f"/{wrong.field}", str(wrong)) from wrong
+        return batch
+
     async def read_in_turns(self, body: bytes, packed: bool) -> Batch:
         """As `read_jobs`, job by job. A job that could not come alone is `too_large`."""
         many = self._many.read(body, packed)
@@ -119,7 +128,7 @@ class BatchReader(BodyReader[wire.BatchRequest]):
                 batch.failures[position] = of_job
             if turn.is_over(raw):
                 await asyncio.sleep(0)
-        return batch
+        return self._checked(batch)
 
     def _read_each(self, body: bytes, packed: bool, failure: Failure) -> Batch:
         loose = self._loose.read(body, packed)
@@ -131,7 +140,7 @@ class BatchReader(BodyReader[wire.BatchRequest]):
                 batch.jobs[position] = self._one.read(raw, packed)
             except Failure as of_job:
                 batch.failures[position] = of_job
-        return batch
+        return self._checked(batch)
 
 
 async def submit_batch(service: Service, call: Call) -> Answer:

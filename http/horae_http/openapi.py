@@ -50,8 +50,9 @@ _DESCRIPTION: Final = (
     "same keys; unknown keys are errors; errors are `application/problem+json` (RFC 9457), whose stable `code` is one "
     "of: " + ", ".join(f"`{code}` ({kind.status})" for code, kind in KINDS.items()) + ". "
     f"A body has at most {wire.BODY_BYTES_MAX} bytes, in bulk calls {wire.BULK_BODY_BYTES_MAX} with items of at most "
-    f"{wire.BODY_BYTES_MAX}, and no content encoding. A page of jobs ends early, and a bulk ending shows no more jobs, "
-    f"after {wire.ANSWER_BYTES_MAX} bytes of payloads, results, progress and errors: go on by `next_cursor`."
+    f"{wire.BODY_BYTES_MAX}, and no content encoding. A page of jobs or schedules ends early "
+    f"after {wire.ANSWER_BYTES_MAX} bytes of payloads, results, progress, errors and the like: go on by `next_cursor`. "
+    "After as many, a batch shows jobs that were there already without them."
 )
 
 

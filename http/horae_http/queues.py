@@ -21,7 +21,7 @@ async def list_queues(service: Service, call: Call) -> Answer:
     query: wire.QueuesQuery = call.query
     local = query.consistency == "local"
     page = await service.queues(limit=query.limit, cursor=query.cursor, only=call.holder.queues, local=local)
-    return codec.answer(200, page, call.packed_out, age_lines(service) if local else b"")
+    return await codec.answer_in_turns(page, "queues", call.packed_out, age_lines(service) if local else b"")
 
 
 async def read_queue(service: Service, call: Call) -> Answer:
@@ -39,7 +39,7 @@ def _name(call: Call) -> str:
     try:
         name = msgspec.convert(call.item, wire.QueueName)
     except msgspec.ValidationError as error:
-        raise field_failure("invalid", "/name", wire.PATTERN_HINTS[wire.QUEUE_PATTERN]) from error
+        raise field_failure("invalid", "/id", wire.PATTERN_HINTS[wire.QUEUE_PATTERN]) from error
     call.holder.require_queue(name)
     return name
 

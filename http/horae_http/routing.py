@@ -6,6 +6,7 @@ handlers. Next to read: `jobs.py`, where the first table is.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote
@@ -25,6 +26,10 @@ QUERY_FIELDS_MAX = 32
 PASSED_ON_BY: Final = "Horae-Passed-On-By"
 """The header that names the node which passed a request on: it is not passed on again."""
 ITEM: Final = "{id}"
+
+
+_BLANK_FOR_PLUS: Final = re.compile(r"[0-9T:.-]+ [0-9]{2}:?[0-9]{2}").fullmatch
+"""A moment whose offset had a plus."""
 
 
 class Call:
@@ -184,4 +189,9 @@ def read_query(text: str, shape: type[wire.Request]) -> Any:
     try:
         return msgspec.convert(given, shape, strict=False)
     except msgspec.ValidationError as error:
-        raise errors.invalid(error) from error
+        failure = errors.invalid(error)
+        place = failure.errors[0].pointer
+        if _BLANK_FOR_PLUS(given.get(place.removeprefix("/"), "")):
+            detail = "must be a time with an offset: a `+` in a query is read as a blank, so write `%2B`, or use `Z`"
+            raise errors.field_failure("invalid", place, detail) from error
+        raise failure from error

@@ -70,7 +70,7 @@ async def list_schedules(service: Service, call: Call) -> Answer:
     query: wire.SchedulesQuery = call.query
     local = query.consistency == "local"
     page = await service.schedules.page(limit=query.limit, cursor=query.cursor, only=call.holder.queues, local=local)
-    return codec.answer(200, page, call.packed_out, age_lines(service) if local else b"")
+    return await codec.answer_in_turns(page, "schedules", call.packed_out, age_lines(service) if local else b"")
 
 
 async def read_schedule(service: Service, call: Call) -> Answer:
@@ -117,7 +117,8 @@ async def list_triggers(service: Service, call: Call) -> Answer:
     _require_own(service, call)
     query: wire.TriggersQuery = call.query
     page = await service.schedules.triggers(call.item, query)
-    return codec.answer(200, page, call.packed_out, age_lines(service) if query.consistency == "local" else b"")
+    lines = age_lines(service) if query.consistency == "local" else b""
+    return await codec.answer_in_turns(page, "triggers", call.packed_out, lines)
 
 
 async def next_times(service: Service, call: Call) -> Answer:

@@ -65,7 +65,7 @@ async def list_workers(service: Service, call: Call) -> Answer:
     """A token that is held to queues is shown those who claim from them."""
     query: wire.WorkersQuery = call.query
     page = await service.workers(limit=query.limit, cursor=query.cursor, only=call.holder.queues)
-    return codec.answer(200, page, call.packed_out)
+    return await codec.answer_in_turns(page, "workers", call.packed_out)
 
 
 async def release_job(service: Service, call: Call) -> Answer:

@@ -21,7 +21,7 @@ from horae_node.core.results import EntryOutcome
 from horae_node.core.tables import spec_bytes
 from horae_node.errors import NotApplied
 from horae_node.events import TELLERS, Place, Told
-from horae_node.reads import moment_text, state_called
+from horae_node.reads import moment_text, reason_called, state_called
 from horae_storage.kv import View
 
 SUBSCRIBERS_MAX: Final = 200
@@ -194,7 +194,7 @@ class Feed:
         event.state = state_called(state)
         event.worker = worker or None
         event.run_at = moment_text(due_ms) if due_ms else None
-        event.dead_reason = dead_reason or None
+        event.dead_reason = reason_called(dead_reason)
         name = self.ring.names.get(seq)
         if name is not None:
             event.job_id, event.task = name

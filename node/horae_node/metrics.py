@@ -1,17 +1,18 @@
 """What the node tells a monitor: Prometheus metrics, in one registry a node.
 
 Latencies are observed as they happen; everything that has a present value (depths, role, lag) is read when asked for.
+The two families that have thousands of series are written here: the library takes as long for each as for a job.
 Next to read: `docs/operations` for what to watch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
-from horae_node.core.model import Fate
+from horae_node.core.model import Fate, QueueCounts
 from horae_node.shedding import Rank
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -37,7 +38,9 @@ class _Present:
 class Metrics:
     """The node's own observations, and the text that a scrape gets."""
 
-    def __init__(self, families: Families) -> None:
+    def __init__(self, families: Families, depths: Callable[[], Mapping[str, QueueCounts]] = dict) -> None:
+        """`families` are few series each, `depths` those of each queue."""
+        self._depths = depths
         self._registry = CollectorRegistry()
         self._registry.register(_Present(families))
         self._commit = Histogram(
@@ -68,12 +71,7 @@ class Metrics:
         )
         for rank in Rank:
             self._shed.labels(rank.name.lower())
-        self._dead = Counter(
-            "horae_dead_jobs_total",
-            "Jobs that ended in the dead-letter state, as they did while this node led.",
-            ["queue", "task", "reason"],
-            registry=self._registry,
-        )
+        self._dead: dict[tuple[str, str, str], int] = {}
         self._triggers = Counter(
             "horae_triggers_total",
             "Triggers of schedules by what they came to, as they did while this node led.",
@@ -87,7 +85,6 @@ class Metrics:
             "Times that a reader of events was told that some it had not seen are not kept any more.",
             registry=self._registry,
         )
-        self._dead_kinds: set[tuple[str, str, str]] = set()
         self._stall_max_ms = 0
 
     def observe_commit_ms(self, span_ms: int) -> None:
@@ -108,11 +105,9 @@ class Metrics:
     def count_dead(self, queue: str, task: str, reason: str) -> None:
         """Names are their submitters' choice, and may come without end: past a bound they are counted as others."""
         kind = queue, task, reason
-        if kind not in self._dead_kinds:
-            if len(self._dead_kinds) >= DEAD_KINDS_MAX:
-                kind = OTHERS, OTHERS, reason
-            self._dead_kinds.add(kind)
-        self._dead.labels(*kind).inc()
+        if kind not in self._dead and len(self._dead) >= DEAD_KINDS_MAX:
+            kind = OTHERS, OTHERS, reason
+        self._dead[kind] = self._dead.get(kind, 0) + 1
 
     def count_trigger(self, fate: int) -> None:
         self._triggers.labels(Fate(fate).name.lower()).inc()
@@ -122,4 +117,28 @@ class Metrics:
 
     def text(self) -> bytes:
         """All metrics in the Prometheus text format."""
-        return generate_latest(self._registry)
+        return generate_latest(self._registry) + "".join((*self._dead_lines(), *self._depth_lines())).encode()
+
+    def _dead_lines(self) -> Iterator[str]:
+        yield from _head(
+            "horae_dead_jobs_total",
+            "counter",
+            "Jobs that ended in the dead-letter state, as they did while this node led.",
+        )
+        for (queue, task, reason), count in self._dead.items():
+            yield f'horae_dead_jobs_total{{queue="{queue}",reason="{reason}",task="{_escaped(task)}"}} {count}.0\n'
+
+    def _depth_lines(self) -> Iterator[str]:
+        yield from _head("horae_queue_jobs", "gauge", "Jobs by queue and state.")
+        for queue, counts in self._depths().items():
+            for state, count in zip(QueueCounts._fields, counts, strict=True):
+                yield f'horae_queue_jobs{{queue="{queue}",state="{state}"}} {count}.0\n'
+
+
+def _head(name: str, kind: str, what: str) -> tuple[str, str]:
+    return f"# HELP {name} {what}\n", f"# TYPE {name} {kind}\n"
+
+
+def _escaped(value: str) -> str:
+    """As the text format has it. Names of queues, of reasons and of states have nothing to escape."""
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from copy import copy
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from msgspec import UNSET, Raw
 
 from horae import wire
 from horae_node import cron
-from horae_node.core import lists, views
+from horae_node.core import lists, schedule_views, views
 from horae_node.core.decide.submit import with_expiry
 from horae_node.core.limits import burst_of
 from horae_node.core.model import AttemptError, JobSpec, Run, ScheduleRun, ScheduleSpec, State
@@ -40,6 +40,7 @@ _STATE_NAMES: Final[tuple[wire.StateName, ...]] = (
     "cancelled",
     "expired",
 )
+_DEAD_REASONS: Final[Mapping[str, wire.DeadReason]] = {name: name for name in get_args(wire.DeadReason)}
 _ON_FAILURE: Final[tuple[wire.OnFailure, ...]] = ("cancel", "run")
 _SUCCEEDED: Final = int(State.SUCCEEDED)
 _RUNNING: Final = int(State.RUNNING)
@@ -177,14 +178,18 @@ def new_job_view(spec: JobSpec, run: Run) -> wire.JobView:
     return job
 
 
-def _follower_view(spec: JobSpec) -> wire.FollowerView | None:
+def _follower_view(spec: JobSpec, *, given_ids: bool = False) -> wire.FollowerView | None:
+    """`given_ids`: without those that were made here."""
     follower = follower_of(spec)
     if follower is None:
         return None
-    return wire.FollowerView(**_terms(follower.spec), id=follower.spec.id, delay_seconds=follower.delay_ms / 1000)
+    view = wire.FollowerView(**_terms(follower.spec, given_ids=given_ids), delay_seconds=follower.delay_ms / 1000)
+    if follower.content_hash or not given_ids:
+        view.id = follower.spec.id
+    return view
 
 
-def _terms(job: JobSpec) -> dict[str, Any]:
+def _terms(job: JobSpec, *, given_ids: bool = False) -> dict[str, Any]:
     """What a job that is to be has of its own."""
     return {
         "task": job.task,
@@ -201,7 +206,7 @@ def _terms(job: JobSpec) -> dict[str, Any]:
         "concurrency_key": job.concurrency_key,
         "tags": dict(job.tags),
         "retention_seconds": job.retention_ms / 1000,
-        "then": _follower_view(job),
+        "then": _follower_view(job, given_ids=given_ids),
     }
 
 
@@ -238,12 +243,35 @@ def schedule_view(spec: ScheduleSpec, run: ScheduleRun) -> wire.ScheduleView:
     )
 
 
+def schedule_page(view: View, after: str, limit: int) -> tuple[list[wire.ScheduleView], str | None]:
+    """Schedules by id, those after `after`, and the last one's id where there may be more.
+
+    The page ends early with the schedule that takes it past `ANSWER_BYTES_MAX`.
+    """
+    names = schedule_views.ids(view, after, limit)
+    found: list[wire.ScheduleView] = []
+    held_bytes = 0
+    for name in names:
+        found.append(schedule_view(*schedule_views.schedule(view, name)))
+        held_bytes += template_bytes(found[-1].job)
+        if held_bytes >= wire.ANSWER_BYTES_MAX:
+            break
+    more = len(found) < len(names) or len(names) == limit
+    return found, found[-1].id if more else None
+
+
 def gone_job_view(spec: JobSpec, gone: Tombstone) -> wire.JobView:
-    """A job whose record is gone, as it was submitted (which is what `spec` says) and as its tombstone remembers it."""
+    """A job whose record is gone, as it was submitted (which is what `spec` says) and as its tombstone remembers it.
+
+    Ids that `spec` has for what follows it, and no caller gave, were made for this repeat: they name nothing. Not so
+    of a schedule's job, whose own id they are made of.
+    """
     state, token = gone.state, 0
     times = gone.created_ms, gone.first_due_ms, gone.started_ms, gone.finished_ms
     run = run_of((state, gone.attempt, 0, 0, token, 0, "", *times, 0, 0, 0, 0, False, "", 0, b"", gone.first_due_ms))
     job = new_job_view(with_expiry(spec, gone.created_ms), run)
+    if job.then and spec.schedule_id is None:
+        job.then = _follower_view(spec, given_ids=True)
     job.attempt = gone.attempt
     job.started_at = moment_text(gone.started_ms) if gone.started_ms else None
     job.finished_at = moment_text(gone.finished_ms)
@@ -260,18 +288,25 @@ def job_view(view: View, seq: int, clocks: Clocks) -> wire.JobView:
     job.started_at = moment_text(started_ms) if started_ms else None
     job.finished_at = moment_text(finished_ms) if finished_ms else None
     job.worker = worker or None
-    job.dead_reason = run.dead_reason or None
+    job.dead_reason = reason_called(run.dead_reason)
     job.cancel_requested = run.cancel_requested
     if token and (progress := views.progress(view, seq)) is not None:
         job.progress = Raw(progress)
     if state == _SUCCEEDED and (result := views.result(view, seq)) is not None:
         job.result = Raw(result)
-    if failures or job.lost or (token and not job.attempt) or links_of(spec) is not None:
+    if failures or job.lost or _had_another_life(run) or links_of(spec) is not None:
         job.errors = [_error_view(error) for error in views.errors(view, seq)]
         job.last_error = job.errors[-1] if job.errors else None
     if state == _RUNNING:
         job.lease_expires_at = clocks.text(run.lease_end)
     return job
+
+
+def _had_another_life(run: Run) -> bool:
+    """It may have errors that its counters do not tell of: a requeue sets those back, and moves the moment at which it
+    is due (but in the very millisecond in which it was due at first). Most jobs have none, which nobody need look for.
+    """
+    return run.token > 0 and (run.attempt == 0 or run.due_ms != run.first_due_ms)
 
 
 def claimed_job(view: View, seq: int, token: int, clocks: Clocks) -> wire.ClaimedJob | None:
@@ -281,7 +316,7 @@ def claimed_job(view: View, seq: int, token: int, clocks: Clocks) -> wire.Claime
         return None
     (_, attempt, failures, lost, _, _, _, _, due_ms, _, _, lease_ms, lease_end, timeout_end) = run[:14]
     progress = views.progress(view, seq)
-    error = views.last_error(view, seq) if failures or lost else None
+    error = views.last_error(view, seq) if failures or lost or _had_another_life(run) else None
     nominal_ms = spec.nominal_ms
     return wire.ClaimedJob(
         id=spec.id,
@@ -304,6 +339,11 @@ def claimed_job(view: View, seq: int, token: int, clocks: Clocks) -> wire.Claime
     )
 
 
+def reason_called(stored: str) -> wire.DeadReason | None:
+    """The contract's word for why a job is dead; None: it is not."""
+    return _DEAD_REASONS[stored] if stored else None
+
+
 def state_name(view: View, seq: int) -> wire.StateName | None:
     """The state of the job numbered `seq`; None when its record is gone."""
     run = views.run(view, seq)
@@ -313,6 +353,27 @@ def state_name(view: View, seq: int) -> wire.StateName | None:
 def state_called(state: int) -> wire.StateName:
     """The contract's word for a stored state."""
     return _STATE_NAMES[state]
+
+
+def too_deep(view: View, queue: str) -> str:
+    """Why a queue takes no more, as it stands by now."""
+    counts, most = views.counts(view, queue), views.settings(view, queue).max_depth
+    waiting = counts.pending + counts.ready
+    holds = f"holds {waiting} pending and ready job{'' if waiting == 1 else 's'}"
+    return f"queue {queue!r} {holds}" + ("" if most is None else f", and its max_depth is {most}")
+
+
+def unique_key_held(view: View, seq: int) -> str:
+    """Why a finished job cannot be requeued: who has its unique key by now."""
+    spec = views.spec(view, seq)
+    if spec is None or spec.unique_key is None:
+        return "an unfinished job has its unique_key, or had it a moment ago"
+    why = f"an unfinished job of queue {spec.queue!r} has its unique_key {spec.unique_key!r}"
+    holder = views.holder(view, spec.queue, spec.unique_key)
+    holding = None if holder is None else views.spec(view, holder)
+    if holder is None or holding is None:
+        return f"{why}, or had it a moment ago"
+    return f"{why}: {holding.id!r}, which is {state_name(view, holder)}; {spec.id!r} is {state_name(view, seq)}"
 
 
 EXAMINED_MAX: Final = 1000
@@ -380,16 +441,39 @@ def matches(spec: JobSpec, task: str | None, tag: str | None, schedule_id: str |
 
 
 def content_bytes(job: wire.JobView | wire.ClaimedJob) -> int:
-    """What of a job's view its callers made large or small: payload, result, progress, errors."""
+    """What of a job's view its callers made large or small: payload, result, progress, errors, tags, links."""
     total = len(memoryview(job.payload)) + len(memoryview(job.progress))
+    if job.tags:
+        total += _tags_bytes(job.tags)
     if isinstance(job, wire.ClaimedJob):
         return total + (0 if job.last_error is None else _text_bytes(job.last_error))
     total += len(memoryview(job.result))
-    follower = job.then
-    while follower is not UNSET and follower is not None:
-        total += len(memoryview(follower.payload))
-        follower = follower.then
+    if job.after:
+        total += sum(len(job_id.encode()) for job_id in job.after)
+    if job.then:
+        total += template_bytes(job.then)
     return total + sum(map(_text_bytes, job.errors)) if job.errors else total
+
+
+def template_bytes(job: wire.TemplateView) -> int:
+    """The same of a job that is to be, and of those that are to follow it."""
+    total = 0
+    following: wire.TemplateView | None = job
+    while following is not None:
+        total += len(memoryview(following.payload)) + _tags_bytes(following.tags)
+        following = following.then
+    return total
+
+
+def _tags_bytes(tags: dict[str, str]) -> int:
+    return sum(len(key.encode()) + len(value.encode()) for key, value in tags.items())
+
+
+def make_brief(job: wire.JobView) -> None:
+    """Take away, in place, what `content_bytes` counts."""
+    job.payload = job.result = job.progress = _NULL
+    job.errors, job.last_error, job.tags = [], None, {}
+    job.after = job.on_failure = job.then = UNSET
 
 
 def _text_bytes(error: wire.AttemptErrorView) -> int:

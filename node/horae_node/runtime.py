@@ -102,7 +102,7 @@ class Node:
         self._opened = True
         own = codec.OwnEntries()
         self._open_state(own)
-        self._metrics = Metrics(self._metric_families)
+        self._metrics = Metrics(self._metric_families, lambda: views.all_counts(self._applier.view, METRIC_QUEUES_MAX))
         self._raft = self._build_raft()
         self._proposer = Proposer(self._raft, clock, self._metrics.observe_commit_ms, own, self._bounds)
         self._session = LeaderSession(
@@ -535,11 +535,6 @@ class Node:
                 skews.add_metric([node], skew_ms / 1000)
         yield lags
         yield skews
-        depths = GaugeMetricFamily("horae_queue_jobs", "Jobs by queue and state.", labels=["queue", "state"])
-        for queue, counts in views.all_counts(self._applier.view, METRIC_QUEUES_MAX).items():
-            for state, count in counts._asdict().items():
-                depths.add_metric([queue, state], count)
-        yield depths
 
     def _lag(self, commit_index: int) -> int:
         return max(0, commit_index - self._applier.applied_index)

@@ -25,12 +25,14 @@ from horae_node.core.commands import (
     ResumeSchedule,
     TriggerSchedule,
 )
+from horae_node.core.decide.schedules import submit_of
 from horae_node.core.model import SCHEDULES_VERSION, Fate, Occurrence, ScheduleSpec
 from horae_node.core.results import Outcome, Rejected, ScheduleChanged, Submitted, TriggersRan
 from horae_node.core.tables import LEDGER_ROWS_MAX, trigger_id
 from horae_node.errors import NotApplied, Refused
 from horae_node.leader.scheduler import next_occurrence
 from horae_node.leader.session import LeaderSession
+from horae_node.pace import Pace
 from horae_node.proposer import Proposer
 from horae_node.shedding import Rank
 
@@ -64,15 +66,17 @@ class Schedules:
         session: LeaderSession,
         wait_current: Callable[[], Awaitable[None]],
         turn: Callable[[], AbstractAsyncContextManager[None]],
+        pace: Pace,
         wait_for_rules: Callable[[int], Awaitable[None]],
     ) -> None:
         """The service's own: `wait_current` before a reading that must not be stale, `turn` for a long look,
-        `wait_for_rules` of a machine version before what needs them."""
+        `pace` for what may be large, `wait_for_rules` of a machine version before what needs them."""
         self._applier = applier
         self._proposer = proposer
         self._session = session
         self._wait_current = wait_current
         self._turn = turn
+        self._pace = pace
         self._wait_for_rules = wait_for_rules
 
     # ------------------------------------------------------------------ changes
@@ -96,7 +100,7 @@ class Schedules:
             return PutSchedule(spec, request.paused, first, if_version)
 
         changed = self._changed(await self._when_nothing_is_due(schedule_id, command), schedule_id)
-        return self._view(schedule_id), changed.created
+        return await self._view(schedule_id), changed.created
 
     def _first(self, spec: ScheduleSpec) -> Occurrence | None:
         """Where its times stay what they were, the one that is in the log: this node's zone data may be others."""
@@ -130,7 +134,7 @@ class Schedules:
         self._proposer.require_room(Rank.NEW)
         self._find(schedule_id)
         self._changed(await self._proposer.run_one(PauseSchedule(schedule_id)), schedule_id)
-        return self._view(schedule_id)
+        return await self._view(schedule_id)
 
     async def resume(self, schedule_id: str, *, missed: bool) -> wire.ScheduleView:
         """With `missed` the triggers of the pause are dealt with now, as missed ones."""
@@ -144,24 +148,36 @@ class Schedules:
             return ResumeSchedule(schedule_id, rewind)
 
         self._changed(await self._when_nothing_is_due(schedule_id, command), schedule_id)
-        return self._view(schedule_id)
+        return await self._view(schedule_id)
 
     async def trigger(self, schedule_id: str, own_id: str | None = None) -> tuple[wire.JobView, bool]:
         """A job of it now, besides its triggers; or, not new, the one of the caller's own id, or of its `unique_key`.
 
-        Raises: `Refused` (`not_found`, `rate_limited`).
+        One whose record is gone is shown by the template as it is now. Raises: `Refused` (`not_found`, `rate_limited`).
         """
         self._proposer.require_room(Rank.NEW)
         self._find(schedule_id)
         job_id = f"{schedule_id}@manual-{own_id or ids.uuid7(self._session.now_ms())}"
         outcome = await self._proposer.run_one(TriggerSchedule(schedule_id, job_id))
         if isinstance(outcome, Rejected):
+            if outcome.code == "rate_limited":
+                raise Refused(outcome.code, reads.too_deep(self._applier.view, self._find(schedule_id).spec.job.queue))
             raise _refused(outcome, schedule_id)
         assert isinstance(outcome, Submitted)
+        if outcome.gone is not None:
+            template = self._find(schedule_id).spec
+            spec = submit_of(template, job_id, None, outcome.gone.first_due_ms).spec
+            return reads.gone_job_view(spec, outcome.gone), False
         if outcome.new is not None:
             return reads.new_job_view(outcome.new.spec, outcome.new.run), True
+        return await self._pace.show(lambda: self._job(outcome.seq), reads.content_bytes), False
+
+    def _job(self, seq: int) -> wire.JobView:
         meta = self._applier.meta()
-        return reads.job_view(self._applier.view, outcome.seq, reads.Clocks(meta.now_ms, meta.lease_clock)), False
+        try:
+            return reads.job_view(self._applier.view, seq, reads.Clocks(meta.now_ms, meta.lease_clock))
+        except reads.Gone as error:
+            raise Refused("not_found", "the job's record is gone: its retention is over or it was deleted") from error
 
     async def backfill(self, schedule_id: str, request: wire.BackfillRequest) -> wire.BackfillAnswer:
         """Those triggers of the window that have come and have not run, at most `max_catch_up`, the oldest first.
@@ -228,21 +244,21 @@ class Schedules:
     async def read(self, schedule_id: str, *, local: bool) -> wire.ScheduleView:
         if not local:
             await self._wait_current()
-        return self._view(schedule_id)
+        return await self._view(schedule_id)
 
     async def page(
         self, *, limit: int, cursor: str | None, only: Collection[str] | None, local: bool
     ) -> wire.ScheduleList:
-        """By id; `only`: those whose jobs go to these queues. A page may then have fewer: the cursor goes on."""
+        """By id; `only`: those whose jobs go to these queues. A page may then have fewer, as where what they hold
+        comes to `ANSWER_BYTES_MAX`: the cursor goes on."""
         with reads.cursors_named():
             after = "" if cursor is None else reads.read_cursor(b"s", cursor).decode(errors="replace")
         if not local:
             await self._wait_current()
         async with self._turn():
-            found = schedule_views.page(self._applier.view, after, limit)
-        shown = [reads.schedule_view(*one) for one in found if only is None or one.spec.job.queue in only]
-        more = len(found) == limit
-        return wire.ScheduleList(shown, reads.make_cursor(b"s", found[-1].spec.id.encode()) if more else None)
+            found, last = reads.schedule_page(self._applier.view, after, limit)
+        shown = [view for view in found if only is None or view.job.queue in only]
+        return wire.ScheduleList(shown, None if last is None else reads.make_cursor(b"s", last.encode()))
 
     async def triggers(self, schedule_id: str, query: wire.TriggersQuery) -> wire.TriggerList:
         """The ledger, oldest first: what became of each moment that the schedule named."""
@@ -306,8 +322,10 @@ class Schedules:
             raise Refused("not_found", f"there is no schedule {schedule_id!r}")
         return found
 
-    def _view(self, schedule_id: str) -> wire.ScheduleView:
-        return reads.schedule_view(*self._find(schedule_id))
+    async def _view(self, schedule_id: str) -> wire.ScheduleView:
+        return await self._pace.show(
+            lambda: reads.schedule_view(*self._find(schedule_id)), lambda view: reads.template_bytes(view.job)
+        )
 
     @staticmethod
     def _changed(outcome: Outcome, schedule_id: str) -> ScheduleChanged:

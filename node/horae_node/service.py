@@ -33,6 +33,7 @@ from horae_node.core.commands import (
     SubmitBatch,
     SubmitJob,
 )
+from horae_node.core.decide.operate import UNIQUE_KEY_HELD
 from horae_node.core.decide.queues import TOO_OLD
 from horae_node.core.decide.schedules import TOO_OLD_FOR_SCHEDULES
 from horae_node.core.decide.submit import EXPIRED_BEFORE, TOO_OLD_FOR_LINKS
@@ -46,6 +47,7 @@ from horae_node.leader.session import LeaderSession
 from horae_node.leader.waiters import Grants, Waiter
 from horae_node.membership import CAUGHT_UP_ENTRIES, Membership
 from horae_node.metrics import Metrics
+from horae_node.pace import Pace
 from horae_node.proposer import Proposer
 from horae_node.queue_rates import QueueRates
 from horae_node.raft.port import Member, Raft, RaftStatus
@@ -169,6 +171,7 @@ class Service:
         self._metrics = metrics
         self._turns = Turns(clock, "readings of lists", bounds.turns)
         self._batches = Turns(clock, "large batches", bounds.turns)
+        self._pace = Pace()
         self._parked = Crowd("claims", bounds.claims)
         self._waiting = Crowd("readings of jobs that are not finished", bounds.finish_waits)
         self._reading = Crowd("readings", bounds.reads)
@@ -182,6 +185,7 @@ class Service:
             session=session,
             wait_current=self._wait_current,
             turn=self._turns.one,
+            pace=self._pace,
             wait_for_rules=self._wait_for_rules,
         )
         self._caught_up = False
@@ -325,12 +329,17 @@ class Service:
         if isinstance(outcome, Rejected):
             raise self._refused_submit(outcome, command)
         assert isinstance(outcome, Submitted)
+        if outcome.new is None and outcome.gone is None:
+            return await self._show(outcome.seq), False
         return self._submitted_job(outcome, command)
 
     async def submit_batch(
         self, requests: Sequence[wire.SubmitRequest], *, atomic: bool
     ) -> list[tuple[wire.JobView, bool] | Failure]:
-        """One result a job, in order. Atomic: raises `Refused` (pointer `/jobs/3`): none is made."""
+        """One result a job, in order. Atomic: raises `Refused` (pointer `/jobs/3`): none is made.
+
+        Jobs that were there already are shown briefly once they have taken `ANSWER_BYTES_MAX`.
+        """
         await self._wait_for_rules(max(map(_version_of, requests)))
         if len(requests) > SMALL_BATCH_JOBS:
             async with self._batches.one():
@@ -349,7 +358,25 @@ class Service:
             results: Sequence[Outcome | NotApplied | OutcomeUnknown] = outcome.jobs
         else:
             results = await self._proposer.run(commands, due_now)
-        return list(map(self._submitted, results, commands))
+        return await self._submitted_all(results, commands)
+
+    async def _submitted_all(
+        self, results: Sequence[Outcome | NotApplied | OutcomeUnknown], commands: Sequence[SubmitJob]
+    ) -> list[tuple[wire.JobView, bool] | Failure]:
+        """New jobs hold what came with the request. Those that were there may hold any number of times as much, be it
+        one job a thousand times: others have their turn, and so much is shown of them."""
+        found: list[tuple[wire.JobView, bool] | Failure] = []
+        left_bytes = wire.ANSWER_BYTES_MAX
+        for result, command in zip(results, commands, strict=True):
+            item = self._submitted(result, command)
+            found.append(item)
+            if isinstance(item, tuple) and not item[1]:
+                held_bytes = reads.content_bytes(item[0])
+                if left_bytes <= 0:
+                    reads.make_brief(item[0])
+                left_bytes -= held_bytes
+                await self._pace.took(held_bytes)
+        return found
 
     def _submitted(
         self, result: Outcome | NotApplied | OutcomeUnknown, command: SubmitJob
@@ -367,8 +394,9 @@ class Service:
     def _refused_submit(self, rejected: Rejected, command: SubmitJob, pointer: str = "") -> Refused:
         """As `_refused`, below `pointer`, with the key that is to blame, or the moment at which to ask again."""
         if rejected.code == "rate_limited":
-            seconds = self._seconds_to_place(command.spec.queue)
-            detail = f"{rejected.detail}: try again in {seconds} s"
+            queue = command.spec.queue
+            seconds = self._seconds_to_place(queue)
+            detail = f"{reads.too_deep(self._applier.view, queue)}: try again in {seconds} s"
             return Refused(rejected.code, detail, pointer, retry_after_ms=seconds * 1000)
         if rejected[:2] != EXPIRED_BEFORE[:2]:
             return Refused(rejected.code, rejected.detail, f"{pointer}/{rejected.field}" if rejected.field else pointer)
@@ -405,7 +433,7 @@ class Service:
             if not local and not self._session.open:
                 raise NotApplied("no_leader", "this node no longer leads; ask the new leader")
             seq = self._find(job_id)
-        return self._render(seq, self._clocks())
+        return await self._show(seq)
 
     async def jobs(self, query: wire.JobsQuery) -> wire.JobList:
         """Newest first. Raises: `Refused("invalid", …, "/cursor")`."""
@@ -522,7 +550,7 @@ class Service:
     async def _change(self, kind: str, command: JobCommand) -> wire.JobView:
         """One command about one job; the job as it is then."""
         self._proposer.require_room(Rank.NEW)
-        return self._render(await self._commit(kind, command), self._clocks())
+        return await self._show(await self._commit(kind, command))
 
     async def _commit(self, kind: str, command: JobCommand | DeleteJob, *, ending: bool = False) -> int:
         """The number of the job that the command changed."""
@@ -537,6 +565,8 @@ class Service:
             state = None if seq is None else reads.state_name(self._applier.view, seq)
             if outcome.code == "not_found":
                 raise Refused(outcome.code, f"there is no job {job_id!r}")
+            if outcome == UNIQUE_KEY_HELD and seq is not None:
+                raise Refused(outcome.code, reads.unique_key_held(self._applier.view, seq))
             if outcome.code == "conflict" and state is not None:
                 raise Refused(outcome.code, f"{outcome.detail}: {job_id!r} is {state}")
         return _accepted(outcome, Done)
@@ -559,7 +589,11 @@ class Service:
         if grants:
             self._counter("claim").inc(len(grants))
             self._book.holds(request.worker, [seq for seq, _ in grants])
-        jobs, taken = self._claimed(grants)
+        try:
+            jobs, taken = await self._pace.show(lambda: self._claimed(grants), _claimed_bytes)
+        except asyncio.CancelledError:
+            self._session.give_back(waiter, grants)
+            raise
         if taken < len(grants):
             self._session.give_back(waiter, grants[taken:])
         return Delivery(wire.ClaimAnswer(jobs=jobs), grants[:taken], waiter, self._session)
@@ -618,7 +652,7 @@ class Service:
         self._proposer.require_room(Rank.ENDING)
         seq = await self._commit(kind, command, ending=True)
         self._book.ended(seq)
-        return self._render(seq, self._clocks())
+        return await self._show(seq)
 
     async def end_many(self, request: wire.EndingsRequest) -> list[wire.StateName | Failure | None]:
         """One result an item, in order: the job's state now; None: accepted, and its record is gone already."""
@@ -643,12 +677,12 @@ class Service:
             after = "" if cursor is None else reads.read_cursor(b"w", cursor).decode(errors="replace")
         async with self._turns.one():
             now_ms = self._clocks().now_ms
-            seen, more = self._book.page(self._now_s(), after, limit, only)
+            seen, last = self._book.page(self._now_s(), after, limit, only)
         workers = []
         for worker, queues, running, silent_s in seen:
             seen_at = reads.moment_text(now_ms - round(silent_s * 1000))
             workers.append(wire.WorkerView(worker, list(queues), running, seen_at))
-        return wire.WorkerList(workers, reads.make_cursor(b"w", seen[-1].worker.encode()) if more else None)
+        return wire.WorkerList(workers, None if last is None else reads.make_cursor(b"w", last.encode()))
 
     def _is_running(self, seq: int, worker: str) -> bool:
         run = views.run(self._applier.view, seq)
@@ -697,7 +731,7 @@ class Service:
 
     async def move_member(self, node_id: str, request: wire.MoveRequest) -> wire.MemberStanding:
         """Raises: as `remove_member`."""
-        await self._membership.move(_member(node_id, request))
+        await self._membership.move(_member(node_id, request, "/id"))
         standing = self._raft.roster.standing(node_id)
         return wire.MemberStanding(node_id, "learner" if standing == "learner" else "voter")
 
@@ -736,6 +770,10 @@ class Service:
             raise Refused("not_found", f"there is no job {job_id!r}")
         return seq
 
+    async def _show(self, seq: int) -> wire.JobView:
+        """The job as it is when its turn has come. Raises: `Refused("not_found")`."""
+        return await self._pace.show(lambda: self._render(seq, self._clocks()), reads.content_bytes)
+
     def _render(self, seq: int, clocks: reads.Clocks) -> wire.JobView:
         try:
             return reads.job_view(self._applier.view, seq, clocks)
@@ -743,12 +781,12 @@ class Service:
             raise Refused("not_found", "the job's record is gone: its retention is over or it was deleted") from error
 
 
-def _member(node_id: str, request: wire.MemberRequest | wire.MoveRequest) -> Member:
-    """Checked as the configuration checks its own. Raises: `Refused("invalid")`."""
+def _member(node_id: str, request: wire.MemberRequest | wire.MoveRequest, id_at: str = "/node") -> Member:
+    """Checked as the configuration checks its own; `id_at`: where the id was said. Raises: `Refused("invalid")`."""
     try:
         parse_name(node_id)
     except ValueError as error:
-        raise Refused("invalid", str(error), "/node") from error
+        raise Refused("invalid", str(error), id_at) from error
     try:
         address = str(parse_peer_address(request.raft_address))
     except ValueError as error:
@@ -786,6 +824,10 @@ class Turns:
             self.waiting -= 1
             if not self.waiting:
                 self._drain.pause()
+
+
+def _claimed_bytes(claimed: tuple[list[wire.ClaimedJob], int]) -> int:
+    return sum(map(reads.content_bytes, claimed[0]))
 
 
 def _nothing() -> None:

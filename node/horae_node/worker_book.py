@@ -16,11 +16,17 @@ KEPT_S: Final = 300.0
 WORKERS_MAX: Final = 10_000
 """The most that are remembered: past it, those who were silent for longest go."""
 
+NAMES_KEPT_MAX: Final = 200_000
+"""Names of queues that are remembered, of all workers together: some 30 MB of long ones. Past it likewise."""
+
 HELD_MAX: Final = 1000
 """Jobs in hand of one worker that are remembered: the most that one heartbeat renews."""
 
 LOOKS_MAX: Final = 4000
 """Of one page."""
+
+NAMES_MAX: Final = 40_000
+"""Names of queues that are looked at for one page, shown or not: of a hundred characters each they take 4 MiB."""
 
 
 class Seen(NamedTuple):
@@ -48,6 +54,7 @@ class WorkerBook:
         self._is_running = is_running
         self._entries: dict[str, _Entry] = {}
         self._holder: dict[int, str] = {}
+        self._names = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -58,8 +65,10 @@ class WorkerBook:
         self._entries[worker] = entry  # last among all: the first was silent for longest
         entry.seen_s = now_s
         if queues is not None:
-            entry.queues = tuple(queues)
-        if len(self._entries) > WORKERS_MAX:
+            named = tuple(queues)
+            self._names += len(named) - len(entry.queues)
+            entry.queues = named
+        while len(self._entries) > WORKERS_MAX or self._names > NAMES_KEPT_MAX:
             self._forget(next(iter(self._entries)))
 
     def holds(self, worker: str, seqs: Iterable[int]) -> None:
@@ -82,26 +91,32 @@ class WorkerBook:
         if worker is not None and worker in self._entries:
             self._entries[worker].held.pop(seq, None)
 
-    def page(self, now_s: float, after: str, limit: int, only: Collection[str] | None) -> tuple[list[Seen], bool]:
-        """By name, those after `after`, and whether there may be more; with `only`, who claims from one of them.
+    def page(self, now_s: float, after: str, limit: int, only: Collection[str] | None) -> tuple[list[Seen], str | None]:
+        """By name, those after `after`, and the last that was looked at where there may be more; with `only`, who
+        claims from one of them.
 
-        At most `limit`, and fewer where they have much in hand: each job is looked up (`LOOKS_MAX`).
+        At most `limit`, and fewer where they have much in hand, since each job is looked up (`LOOKS_MAX`), or where
+        they name many queues (`NAMES_MAX`).
         """
         for worker in [name for name, entry in self._entries.items() if now_s - entry.seen_s > KEPT_S]:
             self._forget(worker)
         names = sorted(self._entries)
         found: list[Seen] = []
-        looks = 0
+        looks = named = 0
+        last = ""
         for worker in names[bisect_right(names, after) if after else 0 :]:
+            if named >= NAMES_MAX:
+                return found, last
             entry = self._entries[worker]
+            named += len(entry.queues)
             queues = entry.queues if only is None else tuple(queue for queue in entry.queues if queue in only)
-            if only is not None and not queues:
-                continue
-            if len(found) == limit or looks >= LOOKS_MAX:
-                return found, True
-            looks += len(entry.held)
-            found.append(Seen(worker, queues, self._running(worker, entry), now_s - entry.seen_s))
-        return found, False
+            if only is None or queues:
+                if len(found) == limit or looks >= LOOKS_MAX:
+                    return found, last
+                looks += len(entry.held)
+                found.append(Seen(worker, queues, self._running(worker, entry), now_s - entry.seen_s))
+            last = worker
+        return found, None
 
     def _running(self, worker: str, entry: _Entry) -> int:
         """What ran out, or was ended elsewhere, is forgotten by the way."""
@@ -110,6 +125,8 @@ class WorkerBook:
         return len(entry.held)
 
     def _forget(self, worker: str) -> None:
-        for seq in self._entries.pop(worker).held:
+        entry = self._entries.pop(worker)
+        self._names -= len(entry.queues)
+        for seq in entry.held:
             if self._holder.get(seq) == worker:
                 del self._holder[seq]

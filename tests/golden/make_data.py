@@ -151,7 +151,8 @@ def described(applier: Applier) -> dict[str, dict[str, Any]]:
     numbers = range(1, applier.meta().job_seq + 1)
     records = {f"job {seq}": run for seq in numbers if (run := views.run(view, seq)) is not None}
     records |= {f"queue {queue}": counts for queue, counts in views.all_counts(view).items()}
-    records |= {f"schedule {found.spec.id}": found.run for found in schedule_views.page(view, "", 1000)}
+    ids = schedule_views.ids(view, "", 1000)
+    records |= {f"schedule {name}": schedule_views.schedule(view, name).run for name in ids}
     names = {queue: views.settings(view, queue) for queue in views.queue_names(view, "", 1000)}
     records |= {f"settings {queue}": kept for queue, kept in names.items() if kept is not NO_SETTINGS}
     return {name: _plain(record) for name, record in {"meta": applier.meta(), **records}.items()}

@@ -252,13 +252,13 @@ class Client:
         """Run a `dead`, `cancelled` or `expired` job anew. Raises: `Conflict` in any other state."""
         return self._run(self._client.requeue(job_id))
 
-    def cancel_many(self, **which: Unpack[JobFilter]) -> int:
-        """Cancel all jobs that match: how many; as `AsyncClient.cancel_many`."""
-        return self._run(self._client.cancel_many(**which))
+    def cancel_many(self, *, every: bool = False, **which: Unpack[JobFilter]) -> int:
+        """Cancel all jobs that match: how many; `every`: all there are; as `AsyncClient.cancel_many`."""
+        return self._run(self._client.cancel_many(every=every, **which))
 
-    def requeue_many(self, **which: Unpack[JobFilter]) -> int:
-        """Run all jobs that match anew: how many; as `AsyncClient.requeue_many`."""
-        return self._run(self._client.requeue_many(**which))
+    def requeue_many(self, *, every: bool = False, **which: Unpack[JobFilter]) -> int:
+        """Run all jobs that match anew: how many; `every`: all there are; as `AsyncClient.requeue_many`."""
+        return self._run(self._client.requeue_many(every=every, **which))
 
     def queues(self) -> list[wire.QueueView]:
         """All queues that hold jobs or have settings, by name; as `AsyncClient.queues`."""

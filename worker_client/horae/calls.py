@@ -12,7 +12,7 @@ import msgspec
 
 from horae import codec, errors, wire
 from horae.ids import new_id
-from horae.jobs import NewJob
+from horae.jobs import JobFilter, NewJob
 
 _NO_PART = frozenset({"", ".", ".."})
 
@@ -43,6 +43,19 @@ def require_known(call: str, given: Mapping[str, object], known: frozenset[str])
         close = get_close_matches(name, sorted(known), n=1, cutoff=0.5)
         meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"
         raise TypeError(f"{call}() has no option {name!r}: {meant}")
+
+
+def wanted_jobs(call: str, which: JobFilter, every: bool) -> dict[str, object]:
+    """The filters that are given. Raises: TypeError where none is, and nobody said that all jobs are meant: a filter
+    that came out empty must not change every job of the cluster."""
+    require_known(call, which, JobFilter.__optional_keys__)
+    wanted = {key: value for key, value in which.items() if value is not None}
+    if not wanted and not every:
+        filters = ", ".join(sorted(JobFilter.__optional_keys__))
+        raise TypeError(f"{call}() of no filter means every job of the cluster: give one of {filters}, or every=True")
+    if wanted and every:
+        raise TypeError(f"{call}() has {', '.join(sorted(wanted))} and every=True: leave one out")
+    return wanted
 
 
 def filled(job: NewJob) -> NewJob:

@@ -32,7 +32,7 @@ from horae.ids import new_id
 from horae.jobs import Job, JobFilter, NewJob, QueueSettings
 from horae.leases import BEATS_PER_LEASE
 from horae.nodes import base_url, shown
-from horae.trouble import Trouble
+from horae.trouble import Kind, Trouble
 from horae.wire import JSON_DEPTH_MAX, ClusterView, MemberStanding, Problem
 from horae.worker import Worker
 
@@ -55,6 +55,12 @@ _LOCAL_SECONDS = 2.0
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Shown = TypeVar("Shown")
+
+_TROUBLE: dict[Kind, str] = {
+    "unreachable": "cannot reach the cluster",
+    "not_serving": "the cluster does not serve now",
+    "turned_away": "the cluster turns the call away",
+}
 
 _FLAGS = {
     "/task": "TASK",
@@ -119,12 +125,11 @@ class Target:
         trouble = Trouble(self._tell, first_seconds=_TELL_SECONDS, again_seconds=inf)
         return Client(self.urls, token=self.token, deadline_seconds=self.deadline_seconds, trouble=trouble)
 
-    def _tell(self, why: str | None, seconds: float, reached: bool) -> None:
+    def _tell(self, why: str | None, seconds: float, kind: Kind) -> None:
         if why is None:
             show.say("answered again")
         else:
-            what = "the cluster does not serve now" if reached else "cannot reach the cluster"
-            show.say(f"{what}: {why}; retrying, each call for {self.deadline_seconds:g} s at most")
+            show.say(f"{_TROUBLE[kind]}: {why}; retrying, each call for {self.deadline_seconds:g} s at most")
 
     def show(self, job: Job) -> None:
         """Whatever happens to the output, nobody may be left without the job's id."""
@@ -325,12 +330,15 @@ def _end_unshown(error: show.Unshown, what: str = "") -> NoReturn:
 
 def _in_flags(error: errors.RequestError) -> str:
     """What is wrong, by the flags and arguments of this command line."""
-    ours = {name for param in click.get_current_context().command.params for name in param.opts}
+    params = click.get_current_context().command.params
+    ours = {name for param in params for name in param.opts}
+    items = [param.metavar or (param.name or "").upper() for param in params if isinstance(param, click.Argument)]
+    item = items[0].strip("[]") if items else "ID"
     fields = []
     for field in error.problem.errors:
         pointer = field.pointer.removeprefix("/job")  # of a schedule's template
         flag = _FLAGS.get(pointer, pointer)
-        fields.append(f"{flag if flag != '--id' or flag in ours else 'ID'} {field.detail}")
+        fields.append(f"{flag if flag != '--id' or flag in ours else item} {field.detail}")
     return "; ".join(fields) or str(error)
 
 
@@ -521,13 +529,14 @@ def _which_options(command: Command) -> Command:
     return with_options(command, _WHICH)  # type: ignore[return-value]
 
 
-def _require_which(job_id: str | None, which: JobFilter, every: bool) -> None:
-    """An id, or some of the filters, or the word that none is meant."""
+def _require_which(job_id: str | None, which: JobFilter, every: bool) -> bool:
+    """An id, or some of the filters, or the word that none is meant: whether all jobs are."""
     named = [f"--{name}" for name, value in which.items() if value is not None]
     if job_id is not None and (named or every):
         fail(EXIT_USAGE, f"give an ID or {', '.join(named) or '--all'}, not both")
     if job_id is None and not named and not every:
         fail(EXIT_USAGE, "give an ID, or say which jobs: --queue, --state, --task, --tag, or --all")
+    return not named
 
 
 @main_group.command()
@@ -536,10 +545,10 @@ def _require_which(job_id: str | None, which: JobFilter, every: bool) -> None:
 @target_options
 def cancel(target: Target, job_id: str | None, every: bool, **which: Unpack[JobFilter]) -> None:
     """Cancel a job, or many: at once if it is not running, else its worker is told at its next heartbeat."""
-    _require_which(job_id, which, every)
+    every = _require_which(job_id, which, every)
     with target.client() as client:
         if job_id is None:
-            count = client.cancel_many(**which)
+            count = client.cancel_many(every=every, **which)
             target.tell({"count": count}, f"{_jobs(count)} cancelled, or asked to stop where running")
             return
         found = client.cancel(job_id)
@@ -557,10 +566,10 @@ def cancel(target: Target, job_id: str | None, every: bool, **which: Unpack[JobF
 @target_options
 def requeue(target: Target, job_id: str | None, every: bool, **which: Unpack[JobFilter]) -> None:
     """Run a dead, cancelled or expired job anew, or many: without --state the dead ones."""
-    _require_which(job_id, which, every)
+    every = _require_which(job_id, which, every)
     with target.client() as client:
         if job_id is None:
-            count = client.requeue_many(**which)
+            count = client.requeue_many(every=every, **which)
             target.tell({"count": count}, f"{_jobs(count)} requeued")
         else:
             target.show(client.requeue(job_id))

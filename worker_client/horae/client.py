@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Raw
 
 from horae import clock, codec, errors, wire
-from horae.calls import filled, moment, part, query, require_known
+from horae.calls import filled, moment, part, query, require_known, wanted_jobs
 from horae.checks import require_no_nan
 from horae.ids import new_id
 from horae.jobs import (
@@ -148,8 +148,9 @@ class AsyncClient(ScheduleCalls):
     async def submit_many(self, jobs: Iterable[NewJob], *, deadline_seconds: float | None = None) -> list[Job]:
         """Submit many, at most 1000 a request, each with its own outcome; the jobs in the order given.
 
-        The deadline is that of each request. Raises: `PartlyRefused` at the end when some were refused (the others are
-        submitted).
+        Of jobs that were there already, those past 4 MiB of a request's answer come without payload, result, progress,
+        errors, tags and links. The deadline is that of each request. Raises: `PartlyRefused` at the end when some were
+        refused (the others are submitted).
         """
         results: list[Job | errors.RequestError] = []
         pending = iter(jobs)
@@ -280,20 +281,26 @@ class AsyncClient(ScheduleCalls):
         """Run a `dead`, `cancelled` or `expired` job anew. Raises: `Conflict` in any other state."""
         return await self._change(job_id, "requeue", frozenset({"pending", "ready", "running"}), deadline_seconds)
 
-    async def cancel_many(self, *, deadline_seconds: float | None = None, **which: Unpack[JobFilter]) -> int:
+    async def cancel_many(
+        self, *, every: bool = False, deadline_seconds: float | None = None, **which: Unpack[JobFilter]
+    ) -> int:
         """Cancel all jobs that match: how many. Without `state` those pending, ready and running; `tag` is
         `"key:value"`. One that changes meanwhile may be missed.
 
-        Each page has the deadline. Raises: `OutcomeUnknown`: some may be cancelled; the same call again takes the rest.
+        `every`: all jobs of the cluster; without it at least one filter is required that is not None.
+        Each page has the deadline. Raises: TypeError, with nothing done; `OutcomeUnknown`: some may be cancelled; the
+        same call again takes the rest.
         """
-        return await self._change_many("cancel", which, deadline_seconds)
+        return await self._change_many("cancel", which, every, deadline_seconds)
 
-    async def requeue_many(self, *, deadline_seconds: float | None = None, **which: Unpack[JobFilter]) -> int:
+    async def requeue_many(
+        self, *, every: bool = False, deadline_seconds: float | None = None, **which: Unpack[JobFilter]
+    ) -> int:
         """Run all jobs that match anew: how many. Without `state` the `dead` ones. Else as `cancel_many`."""
-        return await self._change_many("requeue", which, deadline_seconds)
+        return await self._change_many("requeue", which, every, deadline_seconds)
 
-    async def _change_many(self, verb: str, which: JobFilter, deadline_seconds: float | None) -> int:
-        wanted = {key: value for key, value in which.items() if value is not None}
+    async def _change_many(self, verb: str, which: JobFilter, every: bool, deadline_seconds: float | None) -> int:
+        wanted = wanted_jobs(f"{verb}_many", which, every)
         count, cursor = 0, None
         while True:
             body = codec.encode({"filter": wanted, "cursor": cursor})
@@ -512,7 +519,7 @@ def url_list(urls: str | Sequence[str]) -> list[str]:
 
 
 def _queue_path(name: str) -> str:
-    return f"/v1/queues/{part(name, '/name')}"
+    return f"/v1/queues/{part(name, '/id')}"
 
 
 def _job_path(job_id: str) -> str:
@@ -520,7 +527,7 @@ def _job_path(job_id: str) -> str:
 
 
 def _member_path(node: str) -> str:
-    return f"/v1/cluster/members/{part(node, '/node')}"
+    return f"/v1/cluster/members/{part(node, '/id')}"
 
 
 def _require_options(options: JobOptions) -> None:

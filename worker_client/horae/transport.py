@@ -21,7 +21,7 @@ from yarl import URL
 
 from horae import backoff, checks, clock, errors
 from horae.nodes import Node, Nodes
-from horae.trouble import Trouble
+from horae.trouble import Kind, Trouble
 from horae.wire import Problem
 
 T = TypeVar("T")
@@ -177,7 +177,7 @@ class Transport:
                 now = self._now()
                 self.nodes.failed(node, began=began, now=now)
                 past.no_answer(error)
-                self._tell(str(error), began + wait_seconds, now, reached=False)
+                self._tell(str(error), began + wait_seconds, now, "unreachable")
                 continue
             self._heard = True
             self.nodes.heard(node, _leader_url(got))
@@ -189,15 +189,16 @@ class Transport:
             pause = self._settle(node, got, problem, past.perhaps_done)
             now = self._now()
             past.refused(node, problem, now - began)
-            self._tell(f"{node.shown}: {problem}", began + wait_seconds, now, reached=True)
+            kind: Kind = "turned_away" if got.status == 429 else "not_serving"
+            self._tell(f"{node.shown}: {problem}", began + wait_seconds, now, kind)
             if pause > 0:
                 if now + pause >= deadline:
                     raise past.error(self._heard)
                 await asyncio.sleep(pause)
 
-    def _tell(self, why: str, due: float, now: float, *, reached: bool) -> None:
+    def _tell(self, why: str, due: float, now: float, kind: Kind) -> None:
         if self._trouble is not None:
-            self._trouble.failed(why, due=due, now=now, reached=reached)
+            self._trouble.failed(why, due=due, now=now, kind=kind)
 
     def _settle(self, node: Node, got: _Try, error: errors.RequestError, repeated: bool) -> float:
         """After a problem: raise it if it is final, else how long to wait before the next try."""

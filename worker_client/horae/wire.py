@@ -10,6 +10,7 @@ other) a `__post_init__` says, by `Contradiction`. Next to read: `horae_http/cod
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -25,8 +26,8 @@ BULK_BODY_BYTES_MAX = 8 * 1024 * 1024
 """The body of a batch, of a bulk ending, of a heartbeat: the node reads it on the loop that leads. An item of it may
 have `BODY_BYTES_MAX`, as if it came alone."""
 ANSWER_BYTES_MAX = 4 * 1024 * 1024
-"""Payloads, results, progress and errors in a page of jobs or a bulk ending's answer: the job that passes it is
-the last that is shown."""
+"""What callers made large (payloads, results, progress, errors, tags, links) in a page of jobs or of schedules, and of
+jobs that a batch found there: the one that passes it is the last that is shown, or shown whole."""
 BATCH_JOBS_MAX = 1000
 CLAIM_JOBS_MAX = 1000
 LIST_LIMIT_MAX = 1000
@@ -147,6 +148,7 @@ Token = Annotated[int, Meta(ge=1, le=2**53)]
 
 OnFailure = Literal["cancel", "run"]
 StateName = Literal["pending", "ready", "running", "succeeded", "dead", "cancelled", "expired"]
+DeadReason = Literal["failed", "poison", "no_retry", "timeout"]
 CANCELLABLE: Final[tuple[StateName, ...]] = ("pending", "ready", "running")
 REQUEUABLE: Final[tuple[StateName, ...]] = ("dead", "cancelled", "expired")
 
@@ -221,13 +223,13 @@ class SubmitRequest(Request):
                 raise Contradiction("expires_at", "is not after `run_at`: the job would never run")
         if self.ttl_seconds is not None and self.delay_seconds is not None and self.ttl_seconds <= self.delay_seconds:
             raise Contradiction(
-                "ttl_seconds", "counts from the submit and ends before the delay: the job would never run"
+                "ttl_seconds", "counts from the moment that the delay does, and ends before it: the job would never run"
             )
 
 
 def _require_links(request: SubmitRequest) -> None:
     if request.on_failure is not None and not request.after:
-        raise Contradiction("on_failure", "has no meaning without `after`: leave it out, or say which jobs are meant")
+        raise Contradiction("on_failure", "has no meaning without `after`: leave it out")
     for position, job_id in enumerate(request.after):
         if job_id in request.after[:position]:
             raise Contradiction(f"after/{position}", "is named twice")
@@ -404,8 +406,13 @@ class BatchRequest(Request):
     atomic: bool = False
 
     def __post_init__(self) -> None:
-        if sum([len(job.after) for job in self.jobs]) > BATCH_AFTER_MAX:
-            raise Contradiction("jobs", f"name more than {BATCH_AFTER_MAX} jobs in `after`, all together")
+        require_few_parents(self.jobs)
+
+
+def require_few_parents(jobs: Iterable[SubmitRequest]) -> None:
+    """Raises: `Contradiction`, when the jobs of a batch name too many others."""
+    if sum([len(job.after) for job in jobs]) > BATCH_AFTER_MAX:
+        raise Contradiction("jobs", f"name more than {BATCH_AFTER_MAX} jobs in `after`, all together")
 
 
 class ClaimRequest(Request):
@@ -454,7 +461,10 @@ class FailRequest(Request):
 
     def __post_init__(self) -> None:
         if not self.retry and self.retry_in_seconds is not None:
-            raise Contradiction("retry_in_seconds", "has no meaning where `retry` is false: leave it out")
+            raise Contradiction("retry_in_seconds", _NO_RETRY)
+
+
+_NO_RETRY: Final = "has no meaning where `retry` is false: leave it out"
 
 
 class ReleaseRequest(Request):
@@ -479,6 +489,8 @@ class EndingRequest(Request):
     def __post_init__(self) -> None:
         if self.outcome == "fail" and self.error is UNSET:
             raise Contradiction("error", "is required where `outcome` is `fail`")
+        if self.retry is False and isinstance(self.retry_in_seconds, float | int):
+            raise Contradiction("retry_in_seconds", _NO_RETRY)
         for field in _FOREIGN_KEYS[self.outcome]:
             if getattr(self, field) is not UNSET:
                 raise Contradiction(field, f"has no meaning where `outcome` is `{self.outcome}`: leave it out")
@@ -731,10 +743,13 @@ class ScheduleJobView(TemplateView):
 
 
 class FollowerView(TemplateView):
-    """The job that a success brings forth, as it was submitted with the job before it."""
+    """The job that a success brings forth, as it was submitted with the job before it.
 
-    id: str
+    `id` is left out where the server made it and does not know it any more: the record of the job before it is gone.
+    """
+
     delay_seconds: float
+    id: str | UnsetType = UNSET
 
 
 class JobView(Struct):
@@ -771,7 +786,7 @@ class JobView(Struct):
     errors: list[AttemptErrorView]
     worker: str | None
     lease_expires_at: str | None
-    dead_reason: str | None
+    dead_reason: DeadReason | None
     schedule_id: str | None
     nominal_time: str | None
     cancel_requested: bool
@@ -1040,7 +1055,7 @@ class Event(Struct, omit_defaults=True, gc=False):
     attempt: int | None = None
     worker: str | None = None
     run_at: str | None = None
-    dead_reason: str | None = None
+    dead_reason: DeadReason | None = None
     node: str | None = None
     standing: MemberStandingName | None = None
 

@@ -28,7 +28,7 @@ from horae.reporter import Reporter, log_ending
 from horae.runner import STOPPING, released, run_attempt, stopped
 from horae.signals import heard
 from horae.threads import ThreadPool
-from horae.trouble import Trouble
+from horae.trouble import Kind, Trouble
 
 WAIT_SECONDS = 20.0
 """One long poll: proxies on the way commonly cut silence at 30 s or 60 s."""
@@ -433,12 +433,11 @@ class _Session:
 
     # ------------------------------------------------------------ being told
 
-    def _tell_trouble(self, why: str | None, seconds: float, reached: bool) -> None:
+    def _tell_trouble(self, why: str | None, seconds: float, kind: Kind) -> None:
         if why is None:
             logs.event(logging.INFO, "cluster_serves", after_seconds=f"{seconds:.1f}")
         else:
-            name = "cluster_not_serving" if reached else "cluster_unreachable"
-            logs.event(logging.WARNING, name, for_seconds=f"{seconds:.1f}", why=why)
+            logs.event(logging.WARNING, f"cluster_{kind}", for_seconds=f"{seconds:.1f}", why=why)
 
     def _stop_reason(self) -> str:
         return STOPPING if self._abandoning else ""

@@ -70,11 +70,10 @@ def live(view: View, schedule_id: str, limit: int) -> list[int]:
     return [int.from_bytes(key[-8:], "big") for key in view.keys(prefix, after_queue(prefix), limit=limit)]
 
 
-def page(view: View, after: str, limit: int) -> list[Schedule]:
-    """Schedules by id, those after `after` ("" = from the first)."""
+def ids(view: View, after: str, limit: int) -> list[str]:
+    """The ids of schedules, in order, those after `after` ("" = from the first)."""
     start = schedule_key(after) + b"\0" if after else SCHEDULE
-    names = [key[1:].decode() for key in view.keys(start, SCHEDULE + b"\xff", limit=limit)]
-    return [schedule(view, name) for name in names]
+    return [key[1:].decode() for key in view.keys(start, SCHEDULE + b"\xff", limit=limit)]
 
 
 def ledger(view: View, run: ScheduleRun, from_ms: int, to_ms: int, limit: int) -> list[tuple[int, Trigger]]:

@@ -54,6 +54,7 @@ from horae_node.core.tables import (
     settings_key,
     settings_of,
     spec_of,
+    unique_index_key,
 )
 from horae_storage.kv import View
 
@@ -64,6 +65,7 @@ __all__ = [
     "due_queues",
     "errors",
     "has_queue",
+    "holder",
     "job_seq",
     "last_error",
     "meta",
@@ -126,6 +128,12 @@ def last_error(view: View, seq: int) -> AttemptError | None:
 
 def progress(view: View, seq: int) -> bytes | None:
     row = view.get(PROGRESS + seq_bytes(seq))
+    return None if row is None else row[0]
+
+
+def holder(view: View, queue: str, unique_key: str) -> int | None:
+    """The unfinished job that holds the unique key."""
+    row = view.get(unique_index_key(queue, unique_key))
     return None if row is None else row[0]
 
 

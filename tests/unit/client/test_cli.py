@@ -488,10 +488,14 @@ async def test_a_running_job_that_is_cancelled_is_told_when(server: FakeServer) 
 
 def test_trouble_is_told_once_and_by_its_kind(capsys: pytest.CaptureFixture[str]) -> None:
     target = Target(["http://a"], None, False, 30.0, True)
-    target._tell("http://a: no_leader: none", 2.0, True)
-    target._tell(None, 3.0, True)
+    target._tell("http://a: no_leader: none", 2.0, "not_serving")
+    target._tell("http://a: queue 'q' is full", 2.0, "turned_away")
+    target._tell("http://a: connection refused", 2.0, "unreachable")
+    target._tell(None, 3.0, "not_serving")
     assert capsys.readouterr().err.splitlines() == [
         "horae: the cluster does not serve now: http://a: no_leader: none; retrying, each call for 30 s at most",
+        "horae: the cluster turns the call away: http://a: queue 'q' is full; retrying, each call for 30 s at most",
+        "horae: cannot reach the cluster: http://a: connection refused; retrying, each call for 30 s at most",
         "horae: answered again",
     ]
 

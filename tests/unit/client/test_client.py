@@ -70,6 +70,26 @@ async def test_a_lost_ending_is_repeated_with_its_token(server: FakeServer, clie
         await client.fail(claim.id, claim.lease_token, Failure("E", "no"))
 
 
+@pytest.mark.parametrize("verb", ["cancel", "requeue"])
+async def test_a_filter_that_came_out_empty_changes_nothing(server: FakeServer, client: AsyncClient, verb: str) -> None:
+    path = f"/v1/jobs/{verb}"
+    server.fault(path, *[web.json_response({"count": 2, "next_cursor": None}) for _ in range(2)])
+    change = getattr(client, f"{verb}_many")
+    for nothing in ({}, {"queue": None, "tag": None}):
+        with pytest.raises(TypeError, match=rf"{verb}_many\(\) of no filter means every job .* or every=True"):
+            await change(**nothing)
+    with pytest.raises(TypeError, match="has queue and every=True: leave one out"):
+        await change(every=True, queue="mail")
+    with pytest.raises(TypeError, match="has no option 'tags': did you mean tag"):
+        await change(tags="a:b")
+    with Client(server.url) as blocking, pytest.raises(TypeError, match="of no filter"):
+        await asyncio.to_thread(getattr(blocking, f"{verb}_many"))
+    assert server.counts[path] == 0
+    assert await change(every=True) == 2
+    assert await change(queue="mail", tag=None) == 2
+    assert [body["filter"] for body in server.sent(path)] == [{}, {"queue": "mail"}]
+
+
 async def test_endings_in_bulk_answer_one_by_one(server: FakeServer, client: AsyncClient) -> None:
     server.add("hello"), server.add("hello")
     one, two = await client.claim("w", ["default"], max_jobs=2)
@@ -425,11 +445,11 @@ def test_urls_are_read_as_people_write_them() -> None:
 def test_only_trouble_that_lasts_is_told() -> None:
     told: list[tuple[str | None, float]] = []
     trouble = Trouble(lambda why, seconds, _: told.append((why, seconds)), first_seconds=2, again_seconds=10)
-    trouble.failed("short", due=0.0, now=1.9, reached=False)
+    trouble.failed("short", due=0.0, now=1.9, kind="unreachable")
     trouble.over(2.0)
     assert told == []
     for now in (12.0, 13.0, 14.0, 23.0):
-        trouble.failed(f"at {now}", due=10.5, now=now, reached=True)
+        trouble.failed(f"at {now}", due=10.5, now=now, kind="not_serving")
     trouble.over(24.0)
     trouble.over(25.0)
     assert told == [("at 13.0", 2.5), ("at 23.0", 12.5), (None, 13.5)]
@@ -438,8 +458,8 @@ def test_only_trouble_that_lasts_is_told() -> None:
 def test_trouble_begins_when_an_answer_was_due_not_when_it_was_asked_for() -> None:
     told: list[float] = []
     trouble = Trouble(lambda why, seconds, _: told.append(seconds), first_seconds=0, again_seconds=0)
-    trouble.failed("cut amid a long poll", due=20.0, now=4.8, reached=False)
-    trouble.failed("and again", due=5.0, now=5.3, reached=False)
+    trouble.failed("cut amid a long poll", due=20.0, now=4.8, kind="unreachable")
+    trouble.failed("and again", due=5.0, now=5.3, kind="unreachable")
     assert told == [0.0, pytest.approx(0.5)]
 
 
@@ -453,7 +473,7 @@ async def test_a_long_poll_that_is_cut_was_no_trouble_before() -> None:
         writer.transport.abort()
         asked.set()
 
-    trouble = Trouble(lambda why, seconds, reached: told.append((seconds, reached)), first_seconds=0, again_seconds=60)
+    trouble = Trouble(lambda why, seconds, kind: told.append((seconds, kind)), first_seconds=0, again_seconds=60)
     async with listening(cut) as url:
         transport = Transport([url], trouble=trouble, now=lambda: clock[0])
         calling = asyncio.create_task(transport.call("POST", "/v1/claims", b"", deadline=104.8, wait_seconds=20))
@@ -462,7 +482,7 @@ async def test_a_long_poll_that_is_cut_was_no_trouble_before() -> None:
             with pytest.raises(errors.OutcomeUnknown):
                 await calling
         await transport.close()
-    assert told == [(0.0, False)]
+    assert told == [(0.0, "unreachable")]
 
 
 async def test_a_claim_that_failed_is_asked_again_with_a_short_wait(server: FakeServer, client: AsyncClient) -> None:
@@ -500,7 +520,7 @@ def test_a_time_that_is_no_number_is_refused(call: str) -> None:
 @pytest.mark.parametrize("name", ["", ".", "..", "\udcff"])
 def test_a_name_that_no_path_can_carry_is_refused_by_its_field(name: str) -> None:
     with Client("http://127.0.0.1:1") as client:
-        for call, pointer in ((client.job, "/id"), (client.cancel, "/id"), (client.remove_member, "/node")):
+        for call, pointer in ((client.job, "/id"), (client.cancel, "/id"), (client.remove_member, "/id")):
             with pytest.raises(errors.Invalid) as refused:
                 call(name)
             assert [field.pointer for field in refused.value.problem.errors] == [pointer]

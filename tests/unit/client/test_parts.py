@@ -314,6 +314,9 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments: list[str], line: str) 
 
 def test_dir_names_what_it_is_for_and_no_more() -> None:
     names = [name for name in dir(horae) if not name.startswith("__")]
+    brought: dict[str, object] = {}
+    exec("from horae import *", brought)
+    assert sorted(name for name in brought if name != "__builtins__") == names
     assert names == sorted(horae._HOME_OF)
     assert all(hasattr(horae, name) for name in names)
 

@@ -859,14 +859,21 @@ async def test_a_failure_that_nobody_takes_is_told_at_the_end(
     assert len(told_of(caplog, "outcomes_unreported")) == 1
 
 
-@pytest.mark.parametrize(("fault", "name"), [("cut", "cluster_unreachable"), ("no_leader", "cluster_not_serving")])
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [("cut", "cluster_unreachable"), ("no_leader", "cluster_not_serving"), ("rate_limited", "cluster_turned_away")],
+)
 async def test_a_cluster_that_is_away_and_back_is_told(
     server: FakeServer, caplog: pytest.LogCaptureFixture, fault: str, name: str
 ) -> None:
     """An idle worker too: its next claim is a short one, so that the answer need not wait for a job."""
     worker = make(server, task="t")
     worker.tell_seconds = 0
-    server.fault("/v1/claims", "cut" if fault == "cut" else problem(fault, 503), _ok({"jobs": []}))
+    server.fault(
+        "/v1/claims",
+        "cut" if fault == "cut" else problem(fault, 429 if fault == "rate_limited" else 503),
+        _ok({"jobs": []}),
+    )
     with caplog.at_level("INFO", logger="horae"):
         async with serving(worker):
             await server.wait_until(lambda: server.counts["/v1/claims"] >= 3)

@@ -112,6 +112,26 @@ async def test_a_wrong_field_is_named(node: Node, changes: dict[str, Any], point
     assert not node.service.calls
 
 
+async def test_a_plus_that_a_query_made_a_blank_is_told(node: Node) -> None:
+    got = await node.send("GET", "/v1/jobs?created_from=2026-01-01T00:00:00+02:00")
+    assert (got.status, got.pointers) == (422, ["/created_from"])
+    assert "a `+` in a query is read as a blank, so write `%2B`, or use `Z`" in got.json["detail"]
+    assert (await node.send("GET", "/v1/jobs?created_from=2026-01-01T00:00:00%2B02:00")).status == 200
+    got = await node.send("GET", "/v1/jobs?created_from=soon+enough")
+    assert "%2B" not in got.json["detail"]
+
+
+async def test_no_fix_is_offered_that_is_refused_in_turn(node: Node) -> None:
+    """What follows a job cannot wait for others."""
+    got = await node.send("POST", "/v1/jobs", {"task": "t", "then": {"task": "t", "on_failure": "run"}})
+    assert got.json["detail"] == "/then/on_failure has no meaning without `after`: leave it out"
+    got = await node.send(
+        "POST", "/v1/jobs", {"task": "t", "then": {"task": "t", "delay_seconds": 2, "ttl_seconds": 1}}
+    )
+    assert got.pointers == ["/then/ttl_seconds"]
+    assert "submit" not in got.json["detail"]
+
+
 async def test_jobs_follow_one_another_ten_times_at_most(node: Node) -> None:
     ten: dict[str, Any] = {"task": "t"}
     for _ in range(10):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 from horae import wire
 from horae_http import admin, events, jobs, members, queues, schedules, workers
@@ -27,6 +28,11 @@ def test_every_code_is_on_the_page_with_its_status():
 def test_every_type_of_event_is_on_the_page():
     told = {word for line in PAGE.splitlines() if line.startswith("| `") for word in re.findall(r"`(\w+)`", line)}
     assert set(wire.EVENT_TYPES) - told == set()
+
+
+def test_every_reason_why_a_job_is_dead_is_on_the_page():
+    told = {word for line in PAGE.splitlines() if line.startswith("| `") for word in re.findall(r"`(\w+)`", line)}
+    assert set(get_args(wire.DeadReason)) - told == set()
 
 
 def test_every_address_on_the_page_is_served():

@@ -124,8 +124,8 @@ async def test_a_queue_is_read_and_changed(node: Node) -> None:
         ("mail", {"burst": 0}, "/burst"),
         ("mail", {"max_depth": -1}, "/max_depth"),
         ("mail", {"pause": True}, "/pause"),
-        ("a%20b", {"paused": True}, "/name"),
-        ("x" * 101, {"paused": True}, "/name"),
+        ("a%20b", {"paused": True}, "/id"),
+        ("x" * 101, {"paused": True}, "/id"),
     ],
 )
 async def test_a_setting_that_cannot_be_is_named(node: Node, name: str, patch: dict[str, Any], pointer: str) -> None:

@@ -135,6 +135,35 @@ async def test_a_large_batch_is_read_in_turns_to_the_same(packed: bool) -> None:
     assert batch == reader.read_jobs(body, packed)
 
 
+@pytest.mark.parametrize("atomic", [False, True])
+@pytest.mark.parametrize("padding", [0, codec.WHOLE_BYTES_MAX])
+async def test_a_batch_names_so_many_others_however_it_is_read(node: Node, atomic: bool, padding: int) -> None:
+    """Each name costs two rows: a batch that is read job by job is bounded as one that is read whole."""
+    parents = [str(n) for n in range(wire.AFTER_JOBS_MAX)]
+    jobs: list[dict[str, Any]] = [{"task": "t", "after": parents} for _ in range(wire.BATCH_AFTER_MAX // len(parents))]
+    jobs.append({"task": "t", "payload": "x" * padding})
+    got = await node.send("POST", "/v1/jobs/batch", {"jobs": jobs, "atomic": atomic})
+    assert (got.status, len(got.json["results"])) == (200, len(jobs))
+    jobs[-1]["after"] = ["1"]
+    got = await node.send("POST", "/v1/jobs/batch", {"jobs": jobs, "atomic": atomic})
+    assert (got.status, got.json["code"], got.pointers) == (422, "invalid", ["/jobs"])
+    assert "more than 5000 jobs in `after`" in got.json["detail"]
+    assert node.service.names() == ["submit_batch"]
+
+
+@pytest.mark.parametrize("padding", [0, codec.WHOLE_BYTES_MAX])
+async def test_a_bulk_ending_contradicts_itself_no_more_than_a_single_one(node: Node, padding: int) -> None:
+    failed: dict[str, Any] = {"lease_token": 1, "error": {}, "retry": False, "retry_in_seconds": 5}
+    alone = await node.send("POST", "/v1/jobs/j/fail", failed)
+    assert (alone.status, alone.pointers) == (422, ["/retry_in_seconds"])
+    other = {"job_id": "k", "lease_token": 1, "outcome": "complete", "result": "x" * padding}
+    leases = [other, {"job_id": "j", "outcome": "fail", **failed}]
+    got = await node.send("POST", "/v1/leases/complete", {"worker": "w", "leases": leases})
+    assert (got.status, got.pointers) == (422, ["/leases/1/retry_in_seconds"])
+    leases[1] |= {"retry_in_seconds": None}
+    assert (await node.send("POST", "/v1/leases/complete", {"worker": "w", "leases": leases})).status == 200
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("path", ["/v1/leases/heartbeat", "/v1/leases/complete"])
 async def test_large_lists_of_leases_are_read_in_turns_to_the_same(path: str, packed: bool) -> None:
@@ -204,6 +233,18 @@ async def test_a_packed_page_is_made_in_turns(node: Node) -> None:
     assert [job["id"] for job in jobs] == [str(n) for n in range(20)]
     assert jobs[19]["payload"] == [{}] * 20_000
     assert (jobs[19]["result"], page.jobs[19].payload) == (None, text)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 2, 1000])
+async def test_an_answer_made_in_turns_says_what_one_made_at_once_would(packed: bool, count: int) -> None:
+    page = wire.JobList([job_view(str(n), payload=Raw(b'"%d"' % n)) for n in range(count)], "c")
+    async with _Turns() as turns:
+        made = await codec.answer_in_turns(page, "jobs", packed, b"A: b\r\n")
+    assert (turns.count >= 5) == (count == 1000)
+    decode = msgspec.msgpack.decode if packed else msgspec.json.decode
+    assert decode(made.content) == msgspec.json.decode(msgspec.json.encode(page))
+    assert (made.header_lines, len(page.jobs)) == (b"A: b\r\n", count)
 
 
 async def test_an_ending_whose_job_is_gone_is_ok_without_it(node: Node) -> None:

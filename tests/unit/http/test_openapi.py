@@ -97,6 +97,12 @@ async def test_a_stream_says_what_its_events_hold(document: Any) -> None:
     assert document["components"]["schemas"]["Event"]["properties"]["type"]["enum"] == sorted(wire.EVENT_TYPES)
 
 
+async def test_why_a_job_is_dead_is_one_of_some_words(document: Any) -> None:
+    for shape in ("JobView", "Event"):
+        reason = document["components"]["schemas"][shape]["properties"]["dead_reason"]["anyOf"]
+        assert {"enum": ["failed", "no_retry", "poison", "timeout"]} in reason
+
+
 async def test_queries_and_paths_are_parameters(document: Any) -> None:
     listing = {parameter["name"]: parameter for parameter in document["paths"]["/v1/jobs"]["get"]["parameters"]}
     which = {"queue", "state", "task", "tag", "schedule_id", "created_from", "created_before"}

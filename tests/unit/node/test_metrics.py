@@ -3,9 +3,27 @@
 from __future__ import annotations
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from horae_node import metrics
+from horae_node.core.model import QueueCounts
 from horae_node.metrics import Metrics
+
+
+def test_the_text_is_what_a_monitor_reads() -> None:
+    """The library's own reader, over what is written without it."""
+    made = Metrics(lambda: iter(()), lambda: {"a.b": QueueCounts(1, 2, 3, 4, 5, 6, 7), "c": QueueCounts()})
+    made.count_dead("mail", 'back\\slash "q"\nline', "failed")
+    families = {family.name: family for family in text_string_to_metric_families(made.text().decode())}
+    depths = families["horae_queue_jobs"]
+    assert (depths.type, depths.documentation) == ("gauge", "Jobs by queue and state.")
+    told = {(sample.labels["queue"], sample.labels["state"]): sample.value for sample in depths.samples}
+    assert len(told) == 14
+    assert (told["a.b", "pending"], told["a.b", "expired"], told["c", "ready"]) == (1, 7, 0)
+    (sample,) = families["horae_dead_jobs"].samples
+    assert families["horae_dead_jobs"].type == "counter"
+    assert sample.labels == {"queue": "mail", "task": 'back\\slash "q"\nline', "reason": "failed"}
+    assert sample.value == 1
 
 
 def dead(made: Metrics) -> dict[str, float]:

@@ -13,6 +13,8 @@ from tests.helpers.one_node import OneNode, settle
 
 from horae import wire
 from horae_node.core import views
+from horae_node.core.commands import RaiseMachineVersion
+from horae_node.core.model import LINKS_VERSION, SCHEDULES_VERSION
 from horae_node.errors import NotApplied
 from horae_node.membership import CAUGHT_UP_ENTRIES
 from horae_node.raft.port import Member, PeerStatus
@@ -124,6 +126,100 @@ async def test_errors_and_results_count_too() -> None:
     assert len(page.jobs) == wire.ANSWER_BYTES_MAX // 250_000 + 1
 
 
+async def test_a_batch_shows_so_much_of_what_was_there_already() -> None:
+    """A repeat of a few kilobytes would be answered with every result there is."""
+    node = await OneNode().open()
+    count = wire.ANSWER_BYTES_MAX // 250_000 + 10
+    for job in await _claimed(node, *(f"r{n}" for n in range(count))):
+        request = wire.CompleteRequest(lease_token=job.lease_token, result=Raw(b'"%s"' % (b"x" * 250_000)))
+        await node.service.complete(job.id, request)
+    requests = [wire.SubmitRequest(task="t", id=f"r{n}") for n in range(count)]
+    requests.append(wire.SubmitRequest(task="t", payload=Raw(b'{"new":1}'), tags={"k": "v"}))
+    for atomic in (False, True):
+        shown = [
+            item[0] for item in await node.service.submit_batch(requests, atomic=atomic) if isinstance(item, tuple)
+        ]
+        results = [len(bytes(job.result)) for job in shown]
+        assert results == [250_002] * (wire.ANSWER_BYTES_MAX // 250_002 + 1) + [4] * 9 + [4]
+        assert {job.state for job in shown[:-1]} == {"succeeded"}
+        assert (bytes(shown[-1].payload), shown[-1].tags) == (b'{"new":1}', {"k": "v"}), "a new one is shown as it is"
+
+
+async def test_one_job_that_a_whole_batch_stands_for_is_not_shown_a_thousand_times() -> None:
+    node = await OneNode().open()
+    tags = {str(n): "x" * 200 for n in range(16)}
+    await node.submit(id="a", unique_key="u", payload=Raw(msgspec.json.encode(LARGE["payload"])), tags=tags)
+    requests = [wire.SubmitRequest(task="t", unique_key="u") for _ in range(1000)]
+    shown = [item[0] for item in await node.service.submit_batch(requests, atomic=False) if isinstance(item, tuple)]
+    assert {job.id for job in shown} == {"a"}
+    assert len(shown) == 1000
+    assert len(msgspec.json.encode(wire.BatchAnswer([wire.BatchItem(job) for job in shown]))) < 6_000_000
+
+
+async def test_tags_and_links_of_a_page_count_too() -> None:
+    node = await OneNode().open()
+    tags = {f"{n:02}" + "k" * 98: "é" * 200 for n in range(16)}
+    for number in range(700):
+        await node.submit(id=str(number), tags=tags)
+    page = await node.service.jobs(wire.JobsQuery(limit=1000))
+    assert len(page.jobs) == wire.ANSWER_BYTES_MAX // (16 * 500 + 3 * len(b"null")) + 1
+    assert page.next_cursor is not None
+
+
+async def test_readers_of_a_large_result_are_answered_one_a_pass() -> None:
+    """All of them wait for the one entry that ends the job."""
+    node = await OneNode().open()
+    (job,) = await _claimed(node, "a")
+    answered: list[int] = []
+    passes = 0
+
+    async def read() -> None:
+        view = await node.service.job("a", wait_ms=60_000)
+        assert len(bytes(view.result)) == 250_002
+        answered.append(passes)
+
+    readers = [asyncio.create_task(read()) for _ in range(20)]
+    await settle()
+    request = wire.CompleteRequest(lease_token=job.lease_token, result=Raw(b'"%s"' % (b"x" * 250_000)))
+    readers.append(asyncio.create_task(node.service.complete("a", request)))
+    while not all(reader.done() for reader in readers):
+        passes += 1
+        await asyncio.sleep(0)
+    assert len(set(answered)) == 20
+    assert sorted(answered) == answered
+
+
+async def test_a_claim_that_is_given_up_before_its_turn_gives_its_jobs_back() -> None:
+    node = await OneNode().open()
+    for number in range(2):
+        await node.submit(id=str(number), payload=Raw(msgspec.json.encode(LARGE["payload"])))
+    held = await node.service._pace._line.acquire()
+    claim = node.claim()
+    await settle()
+    assert held
+    claim.cancel()
+    await settle()
+    node.service._pace._line.release()
+    jobs = await node.claim(max_jobs=2)
+    assert [(job.id, job.attempt) for job in jobs] == [("0", 1), ("1", 1)]
+
+
+async def test_schedules_of_a_page_are_as_many_as_fit() -> None:
+    node = await OneNode().open()
+    await node.proposer.run_one(RaiseMachineVersion(SCHEDULES_VERSION))
+    for number in range(PER_PAGE + 3):
+        payload = Raw(msgspec.json.encode(LARGE["payload"]))
+        body = {"every_seconds": 86400, "job": {"task": "t", "payload": payload}}
+        await node.service.schedules.put(f"s{number:02}", msgspec.convert(body, wire.ScheduleRequest), None)
+    pages, cursor = [], None
+    while not pages or cursor is not None:
+        page = await node.service.schedules.page(limit=1000, cursor=cursor, only=None, local=False)
+        pages.append([one.id for one in page.schedules])
+        cursor = page.next_cursor
+    assert [len(page) for page in pages] == [PER_PAGE, 3]
+    assert [one for page in pages for one in page] == [f"s{number:02}" for number in range(PER_PAGE + 3)]
+
+
 async def test_what_a_claim_cannot_carry_goes_straight_back() -> None:
     node = await OneNode().open()
     count = CLAIM_BYTES_MAX // 60_000 + 20
@@ -136,6 +232,90 @@ async def test_what_a_claim_cannot_carry_goes_straight_back() -> None:
     second = await node.claim(max_jobs=1000)
     assert sorted(int(job.id) for job in first + second) == list(range(count))
     assert {job.attempt for job in first + second} == {1}, "a grant that was not carried is not counted"
+
+
+async def test_errors_stay_when_a_job_is_requeued() -> None:
+    """They are its history: shown in every state of its new life, with those that come, and to who claims it."""
+    node = await OneNode().open()
+    seen: list[list[str]] = []
+
+    async def look() -> None:
+        job = await node.service.job("a")
+        seen.append([error.type for error in job.errors])
+        assert job.last_error == (job.errors[-1] if job.errors else None)
+
+    async def claimed() -> wire.ClaimedJob:
+        (job,) = await node.claim()
+        assert (None if job.last_error is None else job.last_error.type) == (seen[-1][-1] if seen[-1] else None)
+        await look()
+        return job
+
+    async def fail(job: wire.ClaimedJob, kind: str) -> None:
+        await node.service.fail("a", wire.FailRequest(lease_token=job.lease_token, error=wire.ErrorBody(type=kind)))
+        await look()
+
+    await node.submit(id="a", max_attempts=1)
+    await look()
+    await fail(await claimed(), "First")
+    node.clock.advance(10)
+    await node.service.requeue("a")
+    await look()
+    job = await claimed()
+    await node.service.release("a", wire.ReleaseRequest(lease_token=job.lease_token))
+    await look()
+    await fail(await claimed(), "Second")
+    node.clock.advance(10)
+    await node.service.requeue("a")
+    await look()
+    job = await claimed()
+    await node.service.complete("a", wire.CompleteRequest(lease_token=job.lease_token))
+    await look()
+    assert seen == [[]] * 2 + [["First"]] * 5 + [["First", "Second"]] * 4
+
+
+async def test_the_repeat_of_a_submit_whose_record_is_gone_names_no_job_that_never_was() -> None:
+    node = await OneNode().open()
+    await node.proposer.run_one(RaiseMachineVersion(LINKS_VERSION))
+    then = {"task": "next", "then": {"task": "named", "id": "own"}}
+    request = msgspec.convert({"task": "t", "id": "a", "then": then}, wire.SubmitRequest)
+    made, _ = await node.service.submit(request)
+    again, created = await node.service.submit(request)
+    assert (again.then, created) == (made.then, False)
+    await node.service.cancel("a")
+    await node.service.delete("a")
+    for shown in (
+        (await node.service.submit(request))[0],
+        (await node.service.submit_batch([request], atomic=False))[0][0],  # type: ignore[index]
+    ):
+        follower = msgspec.to_builtins(shown.then, enc_hook=bytes)
+        assert (shown.state, follower["task"], "id" in follower) == ("cancelled", "next", False)
+        assert follower["then"]["id"] == "own"
+
+
+async def test_the_repeat_of_a_trigger_by_hand_whose_job_is_gone_makes_no_second_one() -> None:
+    node = await OneNode().open()
+    await node.proposer.run_one(RaiseMachineVersion(SCHEDULES_VERSION))
+    body = {"every_seconds": 86400, "job": {"task": "t", "then": {"task": "next"}}}
+    await node.service.schedules.put("s", msgspec.convert(body, wire.ScheduleRequest), None)
+    made, created = await node.service.schedules.trigger("s", "own")
+    assert (made.id, created) == ("s@manual-own", True)
+    await node.service.cancel(made.id)
+    await node.service.delete(made.id)
+    again, created = await node.service.schedules.trigger("s", "own")
+    assert (again.id, again.state, again.schedule_id, created) == (made.id, "cancelled", "s", False)
+    assert again.then == made.then
+
+
+async def test_a_requeue_that_a_unique_key_forbids_names_who_has_it() -> None:
+    node = await OneNode().open()
+    await node.submit(id="a", unique_key="k")
+    await node.service.cancel("a")
+    await node.submit(id="b", unique_key="k")
+    await node.claim()
+    with pytest.raises(Refused) as refused:
+        await node.service.requeue("a")
+    held = "an unfinished job of queue 'default' has its unique_key 'k': 'b', which is running; 'a' is cancelled"
+    assert (refused.value.code, refused.value.detail) == ("conflict", held)
 
 
 async def test_a_local_reading_is_as_old_as_the_last_word_of_a_leader() -> None:

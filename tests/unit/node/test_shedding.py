@@ -344,3 +344,15 @@ async def test_past_its_depth_a_queue_asks_back_when_it_may_have_let_one_out(
     of_item = (await node.service.submit_batch([wire.SubmitRequest(task="t")], atomic=False))[0]
     assert isinstance(of_item, Refused)
     assert of_item.detail == refused.value.detail
+
+
+async def test_a_full_queue_says_how_much_it_holds_and_how_much_it_may() -> None:
+    node = await OneNode().open()
+    await raise_version(node)
+    for number in range(3):
+        await node.submit(delay_seconds=number)
+    await node.service.set_queue("default", read(wire.QueuePatch, max_depth=1))
+    with pytest.raises(Refused) as refused:
+        await node.submit()
+    holds = "queue 'default' holds 3 pending and ready jobs, and its max_depth is 1"
+    assert refused.value.detail == f"{holds}: try again in 1 s"

@@ -67,6 +67,21 @@ def test_no_more_than_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) ->
     assert page(book)[0].running == len(book._holder) == 2
 
 
+def test_no_more_names_of_queues_than_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker may name a thousand in each claim, and there may be ten thousand of them."""
+    monkeypatch.setattr(worker_book, "NAMES_KEPT_MAX", 10)
+    book = book_of()
+    for number, worker in enumerate("abcab"):
+        book.saw(worker, float(number), [f"q{n}" for n in range(3 + number % 2)])
+        book.saw(worker, float(number))
+    assert [(it.worker, len(it.queues)) for it in page(book)] == [("a", 4), ("b", 3), ("c", 3)]
+    book.saw("d", 9.0, ["q"])
+    assert [it.worker for it in page(book, 9.0)] == ["a", "b", "d"]
+    assert [it.worker for it in page(book, KEPT_S + 3.5)] == ["b", "d"]
+    book.saw("e", KEPT_S + 4, [f"q{n}" for n in range(6)])
+    assert [it.worker for it in page(book, KEPT_S + 4)] == ["b", "d", "e"]
+
+
 def test_pages_go_on_and_end_early_where_much_is_in_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_book, "LOOKS_MAX", 4)
     book = book_of()
@@ -75,11 +90,28 @@ def test_pages_go_on_and_end_early_where_much_is_in_hand(monkeypatch: pytest.Mon
         book.holds(worker, range(3 * number, 3 * number + 3))
     assert [it.worker for it in page(book, limit=1)] == ["a"]
     found, more = book.page(0.0, "", 100, None)
-    assert ([it.worker for it in found], more) == (["a", "b"], True)
+    assert ([it.worker for it in found], more) == (["a", "b"], "b")
     found, more = book.page(0.0, "d", 100, None)
-    assert ([it.worker for it in found], more) == (["e"], False)
+    assert ([it.worker for it in found], more) == (["e"], None)
     found, more = book.page(0.0, "", 100, {"odd"})
-    assert ([it.worker for it in found], more) == (["b", "d"], False)
+    assert ([it.worker for it in found], more) == (["b", "d"], None)
+
+
+def test_a_page_names_no_more_queues_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker may name a thousand, and a page have a thousand workers: a hundred megabytes. Names that a token may not
+    see are looked at all the same."""
+    monkeypatch.setattr(worker_book, "NAMES_MAX", 7)
+    book = book_of()
+    for worker in "abcde":
+        book.saw(worker, 0.0, [f"{worker}{n}" for n in range(4)])
+    found, last = book.page(0.0, "", 100, None)
+    assert ([it.worker for it in found], last) == (["a", "b"], "b")
+    found, last = book.page(0.0, "", 100, {"e3"})
+    assert (found, last) == ([], "b")
+    found, last = book.page(0.0, "b", 100, {"e3"})
+    assert (found, last) == ([], "d")
+    found, last = book.page(0.0, "d", 100, {"e3"})
+    assert ([it.queues for it in found], last) == ([("e3",)], None)
 
 
 async def test_the_leader_tells_who_works() -> None:

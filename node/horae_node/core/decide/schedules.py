@@ -190,7 +190,7 @@ def decide_trigger_schedule(ctx: Context, command: TriggerSchedule) -> Decision:
     found = find(ctx.txn, command.schedule_id)
     if found is None:
         return NO_SCHEDULE, ()
-    submit = _submit_of(found.spec, command.job_id, None, ctx.now_ms)
+    submit = submit_of(found.spec, command.job_id, None, ctx.now_ms)
     known = known_job(ctx, submit)
     if known is not None:
         return known, ()
@@ -314,7 +314,7 @@ class _Firing:
         """The job of a trigger, or why there is none."""
         spec = self._schedule.spec
         job_id = trigger_id(spec.id, occurrence.nominal_ms)
-        submit = _submit_of(spec, job_id, occurrence.nominal_ms, occurrence.fire_ms)
+        submit = submit_of(spec, job_id, occurrence.nominal_ms, occurrence.fire_ms)
         if self._ctx.get(id_key(job_id)) is not None:
             self._note(occurrence, Fate.RAN, "")
             return
@@ -374,8 +374,8 @@ class _Firing:
         return next(key for key in self._ctx.txn.keys(start, stop, limit=len(kept) + 1) if key not in kept)
 
 
-def _submit_of(spec: ScheduleSpec, job_id: str, nominal_ms: int | None, due_ms: int) -> SubmitJob:
-    """The template as a job."""
+def submit_of(spec: ScheduleSpec, job_id: str, nominal_ms: int | None, due_ms: int) -> SubmitJob:
+    """The template as a job; its id names those that are to follow it as well."""
     template = _named(spec.job, job_id)
     made = (*template[:_SCHEDULE_FIELD], spec.id, nominal_ms, *template[_SCHEDULE_FIELD + 2 :])
     return SubmitJob(spec_of(made), due_ms, 0, TRIGGER_CONTENT)
