@@ -25,7 +25,7 @@ from horae_node.proposer import Chunk, Plan, Proposer
 from horae_node.raft.port import Raft
 
 DELIVERED_REMEMBERED = 10_000
-"""Claim ids whose answers went out lately: a late hang-up must not take back what a repeat was given."""
+"""Claim ids that wait, or were given jobs lately: a late hang-up must not take back what a repeat was given."""
 
 QUEUES_REMEMBERED = 10_000
 """Names of queues that a reign has looked at; past them it looks anew, which costs a look-up a claim."""
@@ -411,7 +411,9 @@ class LeaderSession:
         waiter = Waiter(command, self._clock.monotonic_ms(), self._loop.create_future())
         self.waiters.park(waiter)
         if command.claim_id:
-            self._latest_claim[command.worker, command.claim_id] = waiter
+            key = (command.worker, command.claim_id)
+            self._latest_claim[key] = waiter
+            self._latest_claim.move_to_end(key)
             if len(self._latest_claim) > DELIVERED_REMEMBERED:
                 self._latest_claim.popitem(last=False)
             if views.claim_known(self._applier.view, command.worker, command.claim_id):
@@ -447,6 +449,8 @@ class LeaderSession:
         self.waiters.remove(waiter)
         if waiter.timer is not None:
             waiter.timer.cancel()
+        if end == () and waiter.command.claim_id and self._is_latest(waiter):
+            del self._latest_claim[waiter.command.worker, waiter.command.claim_id]
         if waiter.abandoned or waiter.future.done():
             if isinstance(end, tuple) and end:
                 self.give_back(waiter, end)
@@ -488,13 +492,17 @@ class LeaderSession:
         wanted = int(serial)
         return any(waiter.serial == wanted for waiter in self._latest_claim.values())
 
+    def _is_latest(self, waiter: Waiter) -> bool:
+        """Whether this claim, which has a claim id, surely was not repeated since."""
+        return self._latest_claim.get((waiter.command.worker, waiter.command.claim_id)) is waiter
+
     def give_back(self, waiter: Waiter, grants: Grants) -> None:
         """Jobs granted to a caller that is gone become ready again, the attempt not counted.
 
-        Not when the same claim was repeated meanwhile: then they are the repeat's.
+        Not when the same claim may have been repeated meanwhile, here or at a leader in between: then they are the
+        repeat's. What this reign does not know for sure is left to its lease.
         """
-        key = (waiter.command.worker, waiter.command.claim_id)
-        if waiter.command.claim_id and self._latest_claim.get(key, waiter) is not waiter:
+        if waiter.command.claim_id and not self._is_latest(waiter):
             return
         view = self._applier.view
         releases = [

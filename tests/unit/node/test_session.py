@@ -217,6 +217,74 @@ async def test_a_late_hang_up_does_not_take_back_what_the_repeat_was_given() -> 
     assert (await node.service.job("a")).state == "ready"
 
 
+def claim_request(worker: str = "w", **keys: object) -> wire.ClaimRequest:
+    return msgspec.convert({"worker": worker, "queues": ["default"], "claim_id": "c1", **keys}, wire.ClaimRequest)
+
+
+async def lead_again(node: OneNode, term: int) -> None:
+    node.raft.lose_leadership()
+    await settle()
+    node.raft.is_leader, node.raft.leader_id, node.raft.term = True, "n1", term
+    await node.session.open_epoch(term)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["repeated here", "perhaps repeated elsewhere"])
+async def test_what_a_repeat_may_hold_is_not_taken_back_by_a_leader_that_leads_again(known: bool) -> None:
+    """It knew of no other claim of that id, took the jobs from the repeat, and they ran twice."""
+    node = await OneNode().open()
+    await node.submit(id="a")
+    first = await node.service.claim(claim_request())
+    await lead_again(node, 3)
+    if known:
+        repeat = await node.service.claim(claim_request())
+        assert [job.id for job in repeat.answer.jobs] == ["a"]
+    first.undeliverable()
+    await settle()
+    assert (await node.service.job("a")).state == "running"
+
+
+async def test_a_repeat_keeps_its_jobs_however_many_claims_go_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim id that was forgotten counted as that of the claim that nobody waited for."""
+    monkeypatch.setattr(session, "DELIVERED_REMEMBERED", 3)
+    node = await OneNode().open()
+    await node.submit(id="a")
+    first = await node.service.claim(claim_request())
+    await node.service.claim(claim_request())
+    for other in range(5):
+        await node.submit(id=f"{other}")
+        await node.service.claim(claim_request(f"w{other}"))
+    first.undeliverable()
+    await settle()
+    assert (await node.service.job("a")).state == "running"
+
+
+async def test_claims_that_got_nothing_do_not_keep_a_grant_from_going_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "DELIVERED_REMEMBERED", 3)
+    node = await OneNode().open()
+    await node.submit(id="a")
+    gone = await node.service.claim(claim_request())
+    for other in range(5):
+        assert (await node.service.claim(claim_request(f"w{other}"))).answer.jobs == []
+    gone.undeliverable()
+    await settle()
+    assert (await node.service.job("a")).state == "ready"
+
+
+async def test_of_claims_that_are_repeated_the_latest_is_forgotten_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeat kept the place of the first, and was forgotten before claims that came before it."""
+    monkeypatch.setattr(session, "DELIVERED_REMEMBERED", 2)
+    node = await OneNode().open()
+    for job_id in ("a", "b", "c"):
+        await node.submit(id=job_id)
+    await node.service.claim(claim_request())
+    await node.service.claim(claim_request("w2"))
+    repeat = await node.service.claim(claim_request())
+    await node.service.claim(claim_request("w3"))
+    repeat.undeliverable()
+    await settle()
+    assert (await node.service.job("a")).state == "ready"
+
+
 async def test_the_leader_knows_a_claim_by_its_mark_until_it_is_repeated() -> None:
     node = await OneNode().open()
 
