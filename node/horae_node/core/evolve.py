@@ -299,6 +299,7 @@ def evolve_queue_set(ctx: Context, change: QueueSet) -> None:
         ctx.drop_bucket(queue)
     if after.max_running_per_key != before.max_running_per_key and ctx.lanes(queue) is not None:
         ctx.put(regroup_key(queue), (b"",))
+        ctx.unsettled = True
     ctx.gained(queue)
 
 
@@ -439,6 +440,7 @@ def _put_held(ctx: Context, seq: int, spec: JobSpec, needs: Needs) -> None:
         ctx.put(NEEDED + pair_bytes(other, seq), (place,))
     for other, state in needs.failed:
         ctx.put(SETTLE + seq_bytes(other), (state, seq))
+        ctx.unsettled = True
     ctx.held += 1
     if spec.expires_at_ms is not None:
         ctx.put(EXPIRY + pair_bytes(spec.expires_at_ms, seq), ())
@@ -495,6 +497,7 @@ def _put_finished(ctx: Context, handle: JobHandle, before: Run, after: Run) -> N
         start, stop = pair_range(NEEDED, seq, ctx.job_seq)
         if ctx.txn.keys(start, stop, limit=1):
             ctx.put(SETTLE + seq_bytes(seq), (after.state, ctx.job_seq))
+            ctx.unsettled = True
 
 
 def _delete_finished(ctx: Context, handle: JobHandle, before: Run) -> None:

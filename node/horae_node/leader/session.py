@@ -92,6 +92,14 @@ class LeaderSession:
         self._mono_base_ms = 0
         self._deadline = machine.Deadline(None, None)
         self._advancing = False
+        self._unsettled = False
+        """An entry has left something to the next advance that must not wait for a timer."""
+        self._settling = False
+        """The advance that does it is under way."""
+        self._behind_next: list[Waiter] = []
+        """Claims whose wait is over: what is unsettled may give them something. Behind the next advance to leave, and
+        behind the one that is under way."""
+        self._behind_this: list[Waiter] = []
         self._scheduler = Scheduler(clock)
         self._firing = False
         self._fire_ms: int | None = None
@@ -151,6 +159,9 @@ class LeaderSession:
         self._check.clear()
         self._repeats.clear()
         self._advancing = self._firing = False
+        self._unsettled = self._settling = False
+        self._behind_next.clear()
+        self._behind_this.clear()
         self._seen_ms = None
         self._stamped_ms = self._mono_base_ms
         self._open = True
@@ -265,6 +276,8 @@ class LeaderSession:
         ready = dict(due_now)
         if not self._advancing and self._is_due(header):
             self._advancing = True
+            self._settling, self._unsettled = self._unsettled, False
+            self._behind_this, self._behind_next = self._behind_next, self._behind_this
             for queue, count in views.due_queues(self._applier.view, header.now_ms, self._advance_limit).items():
                 ready[queue] = ready.get(queue, 0) + count
             advance = self._proposer.chunk(AdvanceTime(self._advance_limit))
@@ -363,13 +376,25 @@ class LeaderSession:
             self._maybe_ready[queue] = None
             if self.waiters.waits_on(queue):
                 self._check[queue] = None
+        if outcome.unsettled:
+            self._unsettled = True
+            self._deadline = self._deadline._replace(wall_ms=0)
         self._arm_soon()
-        if self._check:
+        if self._check or outcome.unsettled:
             self._proposer.kick()
 
     def _on_advanced(self, done: asyncio.Future[Sequence[Outcome]]) -> None:
-        self._advancing = False
+        self._advancing = self._settling = False
         self._arm()
+        answered, self._behind_this = self._behind_this, []
+        if self._unsettled and self._open and not self._is_due(self.header()):
+            self._unsettled = False  # it left before this one, and lay behind it in the log
+            answered += self._behind_next
+            self._behind_next = []
+        for waiter in answered:
+            assert waiter.timer is not None
+            waiter.timer.cancel()
+            self._on_wait_over(waiter, 1)
 
     def _on_claimed(self, waiter: Waiter, done: asyncio.Future[Sequence[Outcome]]) -> None:
         waiter.in_flight = False
@@ -434,10 +459,21 @@ class LeaderSession:
         waiter.expired = True
         if waiter.in_flight or waiter.future.done():
             return
+        if looks == 0 and self._stands_behind(waiter):
+            return
         if self._may_be_served(waiter, looks):
             waiter.timer = self._loop.call_later(LAST_LOOK_MS / 1000, self._on_wait_over, waiter, looks + 1)
             return
         self._finish(waiter, ())
+
+    def _stands_behind(self, waiter: Waiter) -> bool:
+        """Whether an advance that is to settle something will answer it: with jobs, or in `_on_advanced`."""
+        if not (self._unsettled or self._settling):
+            return False
+        (self._behind_next if self._unsettled else self._behind_this).append(waiter)
+        late_s = LAST_LOOKS_MAX * LAST_LOOK_MS / 1000
+        waiter.timer = self._loop.call_later(late_s, self._on_wait_over, waiter, LAST_LOOKS_MAX)
+        return True
 
     def _may_be_served(self, waiter: Waiter, looks: int) -> bool:
         queues = waiter.command.queues

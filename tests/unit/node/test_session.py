@@ -512,6 +512,65 @@ async def test_a_raised_rate_wakes_who_waits_for_a_token_of_the_old_one() -> Non
         assert [job.id for job in (await waiting).answer.jobs] == ["b"]
 
 
+async def unsettle(node: OneNode, what: str) -> None:
+    """A call after which a job of the queue can be had that could not be had before."""
+    if what == "limit":
+        await node.service.set_queue("default", wire.QueuePatch(max_running_per_key=2))
+    else:
+        (parent,) = await node.claim("parents")
+        await node.service.complete("parent", wire.CompleteRequest(lease_token=parent.lease_token))
+
+
+async def with_something_to_settle(what: str) -> OneNode:
+    node = await OneNode().open()
+    node.proposer.send([RaiseMachineVersion(SCHEDULES_VERSION)])
+    await settle()
+    if what == "limit":
+        for job_id in ("first", "a"):
+            await node.submit(id=job_id, concurrency_key="k")
+        assert [job.id for job in await node.claim()] == ["first"]
+    else:
+        await node.submit(id="parent", queue="parents")
+        await node.submit(id="a", after=["parent"])
+    assert await node.claim(wait_seconds=0) == []
+    return node
+
+
+@pytest.mark.parametrize("what", ["limit", "parent"])
+async def test_a_claim_right_after_the_answer_has_what_the_call_set_off(what: str) -> None:
+    """It was carried on by an entry of its own, a moment later: a claim that did not wait was told of no jobs."""
+    node = await with_something_to_settle(what)
+    await unsettle(node, what)
+    assert [job.id for job in await node.claim(wait_seconds=0)] == ["a"]
+    assert check_invariants(node.applier.view) == []
+
+
+@pytest.mark.parametrize("what", ["limit", "parent"])
+async def test_a_claim_that_comes_while_that_is_carried_on_is_decided_after_it(what: str) -> None:
+    node = await with_something_to_settle(what)
+    await unsettle(node, what)
+    node.raft.hold = True
+    await settle()
+    assert len(node.raft.pending) == 1
+    claim, elsewhere = node.claim(wait_seconds=0), node.claim("empty", wait_seconds=0)
+    await asyncio.sleep(2 * session.LAST_LOOK_MS / 1000)
+    assert not claim.done()
+    node.raft.hold = False
+    node.raft.commit_all()
+    assert await elsewhere == []
+    assert [job.id for job in await claim] == ["a"]
+
+
+async def test_a_claim_behind_something_that_is_never_stored_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "LAST_LOOK_MS", 1)
+    node = await with_something_to_settle("parent")
+    await unsettle(node, "parent")
+    node.raft.hold = True
+    await settle()
+    async with asyncio.timeout(5):
+        assert await node.claim(wait_seconds=0) == []
+
+
 async def test_what_an_older_build_does_not_know_is_not_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It took a job that all others had refused, or ended at a command that it did not know."""
     monkeypatch.setattr(service, "VERSION_LOOK_S", 0.0)
