@@ -47,6 +47,13 @@ FIRE_AGAIN_MS = 1000
 GRANT_JOBS_MAX = 400
 """Jobs that one entry's claims ask for, unless a single one asks for more: some 15 ms of each node's loop."""
 
+QUEUES_A_JOB = 4
+"""So many queues that a claim names count as a job that it asks for: the machine looks into each, and 2000 that have
+nothing cost it some 10 ms."""
+
+QUEUES_LOOKED_MAX = 1000
+"""Queues that are looked at for one entry, in 2 to 6 us each: the rest comes with the next one."""
+
 SHORT_WAIT_MS = 5
 """A claim that waited less is not worth a look at when its job fell due."""
 
@@ -115,7 +122,7 @@ class LeaderSession:
         self._looked_at: set[str] = set()
         """Queues that somebody has asked for in this reign: of others it is not known whether they have anything."""
         self._check: dict[str, None] = {}
-        self._repeats: list[Waiter] = []
+        self._repeats: dict[Waiter, None] = {}
         self._latest_claim: OrderedDict[tuple[str, str], Waiter] = OrderedDict()
         self._until_token: dict[str, asyncio.TimerHandle] = {}
         """Queues whose rate alone holds them up while somebody waits for their jobs."""
@@ -286,18 +293,32 @@ class LeaderSession:
         if not self._firing and self._has_trigger(header):
             first += self._fire(header, ready)
         self._check.update(dict.fromkeys(queue for queue in ready if self.waiters.waits_on(queue)))
-        last = self._ask_repeats() if self._repeats else []
-        asked = 0
+        return Plan(first, self._ask_waiting(ready) if self._check or self._repeats else [])
+
+    def _ask_waiting(self, ready: dict[str, int]) -> list[Chunk]:
+        """Claims for one entry; those that were granted jobs before get them again, whether or not any are ready."""
+        chunks: list[Chunk] = []
+        asked = looked = 0
+        while self._repeats and asked < GRANT_JOBS_MAX:
+            waiter = next(iter(self._repeats))
+            del self._repeats[waiter]
+            if waiter.ticket and not waiter.in_flight:
+                asked += _weight(waiter)
+                chunks.append(self._ask(waiter))
         while self._check and asked < GRANT_JOBS_MAX:
+            if looked == QUEUES_LOOKED_MAX:
+                self._proposer.kick()  # there may be nothing yet whose end would
+                break
+            looked += 1
             queue = next(iter(self._check))
             del self._check[queue]
             for waiter in self._to_ask(queue, ready.get(queue, 0)):
                 if asked >= GRANT_JOBS_MAX:
                     self._check[queue] = None  # its turn comes with the next entry
                     break
-                asked += waiter.command.max_jobs
-                last.append(self._ask(waiter))
-        return Plan(first, last)
+                asked += _weight(waiter)
+                chunks.append(self._ask(waiter))
+        return chunks
 
     def _fire(self, header: Header, ready: dict[str, int]) -> list[Chunk]:
         """The triggers of schedules that have come. `ready`, jobs per queue, gains those that they will make."""
@@ -322,11 +343,6 @@ class LeaderSession:
     def _on_fired(self, done: asyncio.Future[Sequence[Outcome]]) -> None:
         self._firing = False
         self._arm()
-
-    def _ask_repeats(self) -> list[Chunk]:
-        """Claims that were granted jobs before: they get these again, whether or not anything is ready."""
-        repeats, self._repeats = self._repeats, []
-        return [self._ask(waiter) for waiter in repeats if waiter.ticket and not waiter.in_flight]
 
     def _to_ask(self, queue: str, coming: int) -> list[Waiter]:
         """Those who wait longest on `queue`, for as many jobs as it would give or is about to have."""
@@ -423,7 +439,7 @@ class LeaderSession:
         """A repeat that came while the first was under way has its jobs now."""
         latest = self._latest_claim.get((waiter.command.worker, waiter.command.claim_id), waiter)
         if latest is not waiter:
-            self._repeats.append(latest)
+            self._repeats[latest] = None
             self._proposer.kick()
 
     # ------------------------------------------------------------------ claims
@@ -442,7 +458,7 @@ class LeaderSession:
             if len(self._latest_claim) > DELIVERED_REMEMBERED:
                 self._latest_claim.popitem(last=False)
             if views.claim_known(self._applier.view, command.worker, command.claim_id):
-                self._repeats.append(waiter)
+                self._repeats[waiter] = None
         for queue in command.queues:
             if queue not in self._looked_at:
                 if len(self._looked_at) >= QUEUES_REMEMBERED:
@@ -477,9 +493,9 @@ class LeaderSession:
 
     def _may_be_served(self, waiter: Waiter, looks: int) -> bool:
         queues = waiter.command.queues
-        if looks == 0 and (self._repeats or any(queue in self._maybe_ready for queue in queues)):
+        if looks == 0 and any(queue in self._maybe_ready for queue in queues):
             return True
-        return looks < LAST_LOOKS_MAX and any(queue in self._check for queue in queues)
+        return looks < LAST_LOOKS_MAX and (waiter in self._repeats or any(queue in self._check for queue in queues))
 
     def _finish(self, waiter: Waiter, end: Grants | NotApplied | OutcomeUnknown) -> None:
         self.waiters.remove(waiter)
@@ -546,3 +562,9 @@ class LeaderSession:
         ]
         if releases:
             self._proposer.send(releases)
+
+
+def _weight(waiter: Waiter) -> int:
+    """What a claim counts of `GRANT_JOBS_MAX`."""
+    command = waiter.command
+    return command.max_jobs + len(command.queues) // QUEUES_A_JOB

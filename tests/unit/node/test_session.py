@@ -571,6 +571,69 @@ async def test_a_claim_behind_something_that_is_never_stored_ends(monkeypatch: p
         assert await node.claim(wait_seconds=0) == []
 
 
+def claims_by_entry(node: OneNode) -> list[list[str]]:
+    """Who was asked for, in each entry that asks for any."""
+    entries = [codec.split_entry(entry)[1] for entry in node.raft.entries]
+    claims = [[command.worker for command in entry if isinstance(command, ClaimJobs)] for entry in entries]
+    return [workers for workers in claims if workers]
+
+
+async def test_claims_of_many_queues_come_few_an_entry_first_come_first_served() -> None:
+    """A hundred claims of a thousand queues each were decided in one entry: 0.16 s of each node's loop."""
+    node = await OneNode().open()
+    names = [f"q{number}" for number in range(999)]
+    claims = []
+    for worker in range(20):
+        claims.append(node.claim(*names, "last", worker=f"w{worker}"))
+        await settle()
+    node.raft.entries.clear()
+    await asyncio.gather(*[node.submit(queue="last") for _ in range(30)])
+    assert [len(jobs) for jobs in await asyncio.gather(*claims)] == [1] * 20
+    asked = claims_by_entry(node)
+    assert [worker for workers in asked for worker in workers] == [f"w{worker}" for worker in range(20)]
+    most = session.GRANT_JOBS_MAX * session.QUEUES_A_JOB // 1000 + 1
+    assert max(map(len, asked)) <= most
+    assert len(asked) < 20
+
+
+async def test_one_entry_looks_at_so_many_queues_and_the_rest_comes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty claims of a thousand unknown names each were looked at in one pass: 0.12 s of the leader's loop."""
+    monkeypatch.setattr(session, "QUEUES_LOOKED_MAX", 3)
+    node = await OneNode().open()
+    await node.submit(queue="last")
+    names = tuple(f"q{number}" for number in range(10))
+    waiter = node.session.park(ClaimJobs("w", (*names, "last"), 1, None, ""), 60_000)
+    for _ in range(3):
+        assert node.session.plan(node.session.header(), {}).last == []
+    (asked,) = node.session.plan(node.session.header(), {}).last
+    asked.future.set_exception(NotApplied("no_leader", "it was not proposed"))
+    with pytest.raises(NotApplied):
+        await waiter.future
+    for wait_seconds in (0, 30):
+        node.session.close()
+        await lead_again(node, node.raft.term + 1)
+        assert len(await node.claim(*names, "last", wait_seconds=wait_seconds)) == 1
+        await node.submit(queue="last")
+
+
+async def test_repeats_come_so_many_an_entry_and_each_gets_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a change of leaders all who wait may be repeats: they were decided in one entry."""
+    monkeypatch.setattr(session, "LAST_LOOK_MS", 1)
+    monkeypatch.setattr(session, "GRANT_JOBS_MAX", 3)
+    node = await OneNode().open()
+    for worker in range(10):
+        await node.submit(id=f"j{worker}")
+        await node.claim(worker=f"w{worker}", claim_id="c")
+    node.raft.entries.clear()
+    node.raft.hold = True
+    repeats = [node.claim(worker=f"w{worker}", claim_id="c", wait_seconds=0) for worker in range(10)]
+    for _ in range(8):
+        await asyncio.sleep(0.005)
+        node.raft.commit_all()
+    assert [[job.id for job in await repeat] for repeat in repeats] == [[f"j{worker}"] for worker in range(10)]
+    assert list(map(len, claims_by_entry(node))) == [3, 3, 3, 1]
+
+
 async def test_what_an_older_build_does_not_know_is_not_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It took a job that all others had refused, or ended at a command that it did not know."""
     monkeypatch.setattr(service, "VERSION_LOOK_S", 0.0)
