@@ -379,6 +379,7 @@ class LeaderSession:
             self._asked[queue] = self._asked.get(queue, 0) + waiter.command.max_jobs
         chunk = self._proposer.chunk(waiter.command)
         chunk.future.add_done_callback(lambda done: self._on_claimed(waiter, done))
+        chunk.late = lambda outcomes: self._on_late(waiter, outcomes)
         return chunk
 
     # ------------------------------------------------------------------ what came of it
@@ -434,6 +435,13 @@ class LeaderSession:
             self._finish(waiter, NotApplied("no_leader", "this node no longer leads; ask the new leader"))
         if self._check:
             self._proposer.kick()
+
+    def _on_late(self, waiter: Waiter, outcomes: Sequence[Outcome]) -> None:
+        """Its caller hung up, or was told that nobody knows: whatever it was granted goes to a repeat, or back."""
+        (granted,) = outcomes
+        if isinstance(granted, Granted) and granted.grants and self._open:
+            self._wake_repeat(waiter)
+            self.give_back(waiter, granted.grants)
 
     def _wake_repeat(self, waiter: Waiter) -> None:
         """A repeat that came while the first was under way has its jobs now."""
@@ -561,7 +569,7 @@ class LeaderSession:
             ReleaseJob(spec.id, token, 0, None) for seq, token in grants if (spec := views.spec(view, seq)) is not None
         ]
         if releases:
-            self._proposer.send(releases)
+            self._proposer.send_kept(releases)
 
 
 def _weight(waiter: Waiter) -> int:

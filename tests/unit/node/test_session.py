@@ -9,7 +9,7 @@ import pytest
 from tests.helpers.one_node import OneNode, settle
 
 from horae import wire
-from horae_node import codec, service
+from horae_node import codec, proposer, service
 from horae_node.core.commands import (
     AdvanceTime,
     ClaimJobs,
@@ -632,6 +632,80 @@ async def test_repeats_come_so_many_an_entry_and_each_gets_its_jobs(monkeypatch:
         node.raft.commit_all()
     assert [[job.id for job in await repeat] for repeat in repeats] == [[f"j{worker}"] for worker in range(10)]
     assert list(map(len, claims_by_entry(node))) == [3, 3, 3, 1]
+
+
+async def wait_stuck(node: OneNode) -> None:
+    """Until what is under way is overdue."""
+    await settle()
+    with pytest.raises(NotApplied):
+        await node.proposer.run_one(Nothing())
+
+
+async def let_go(node: OneNode) -> None:
+    """What was under way is stored, after all, and what comes of it."""
+    node.raft.hold = False
+    node.raft.commit_all()
+    await settle()
+
+
+@pytest.mark.parametrize("end", ["hung up", "told that it is unknown"])
+async def test_what_a_claim_is_granted_too_late_goes_back(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """The outcome of an overdue entry was dropped: the job waited for its lease, which nobody had."""
+    monkeypatch.setattr(proposer, "COMMIT_DEADLINE_MS", 5)
+    node = await OneNode().open()
+    await node.submit(id="a")
+    node.raft.hold = True
+    claim = node.claim()
+    await settle()
+    if end == "hung up":
+        claim.cancel()
+    await wait_stuck(node)
+    if end != "hung up":
+        with pytest.raises(OutcomeUnknown):
+            await claim
+    await let_go(node)
+    job = await node.service.job("a")
+    assert (job.state, job.attempt) == ("ready", 0)
+    assert check_invariants(node.applier.view) == []
+
+
+async def test_what_a_claim_is_granted_too_late_is_its_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proposer, "COMMIT_DEADLINE_MS", 5)
+    node = await OneNode().open()
+    await node.submit(id="a")
+    node.raft.hold = True
+    claim = node.claim(claim_id="c")
+    await wait_stuck(node)
+    with pytest.raises(OutcomeUnknown):
+        await claim
+    repeat = node.claim(claim_id="c")
+    await settle()
+    await let_go(node)
+    (job,) = await repeat
+    assert (job.id, job.attempt) == ("a", 1)
+    assert (await node.service.job("a")).state == "running"
+
+
+@pytest.mark.parametrize("stuck", [True, False], ids=["while nothing is stored", "right before"])
+async def test_what_cannot_be_delivered_goes_back_once_something_is_stored_again(
+    monkeypatch: pytest.MonkeyPatch, stuck: bool
+) -> None:
+    """Releases were dropped while an entry was overdue, and those that waited behind it."""
+    monkeypatch.setattr(proposer, "COMMIT_DEADLINE_MS", 5)
+    node = await OneNode().open()
+    await node.submit(id="a")
+    delivery = await node.service.claim(claim_request())
+    node.raft.hold = True
+    node.proposer.send([Nothing()])
+    await settle()
+    if stuck:
+        await wait_stuck(node)
+    delivery.undeliverable()
+    await wait_stuck(node)
+    assert len(node.raft.pending) == 1
+    await let_go(node)
+    job = await node.service.job("a")
+    assert (job.state, job.attempt) == ("ready", 0)
 
 
 async def test_what_an_older_build_does_not_know_is_not_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
