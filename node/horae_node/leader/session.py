@@ -24,11 +24,12 @@ from horae_node.leader.waiters import Grants, Waiter, Waiters
 from horae_node.proposer import Chunk, Plan, Proposer
 from horae_node.raft.port import Raft
 
-DELIVERED_REMEMBERED = 10_000
-"""Claim ids that wait, or were given jobs lately: a late hang-up must not take back what a repeat was given."""
+CLAIMS_REMEMBERED = 30_000
+"""Claim ids that wait, which 20,000 may, or were given jobs lately: a late hang-up must not take back what a repeat was
+given. Some 10 MB."""
 
 QUEUES_REMEMBERED = 10_000
-"""Names of queues that a reign has looked at; past them it looks anew, which costs a look-up a claim."""
+"""Names of queues that were looked at and had nothing; past them it looks anew, which costs a look-up a claim."""
 
 STEP_LOOK_MS = 500
 """The longest sleep until a moment of cluster time, which may step ahead meanwhile (members' clocks are set, or heard):
@@ -118,12 +119,12 @@ class LeaderSession:
         self._timer: asyncio.TimerHandle | None = None
         self._arming: asyncio.TimerHandle | None = None
         self._asked: dict[str, int] = {}
-        self._maybe_ready: dict[str, None] = {}
-        self._looked_at: set[str] = set()
-        """Queues that somebody has asked for in this reign: of others it is not known whether they have anything."""
+        self._nothing_ready: set[str] = set()
+        """Queues that had nothing when somebody asked for them, and gained nothing since: of others it is not known."""
         self._check: dict[str, None] = {}
         self._repeats: dict[Waiter, None] = {}
-        self._latest_claim: OrderedDict[tuple[str, str], Waiter] = OrderedDict()
+        self._latest_claim: OrderedDict[tuple[str, str], int] = OrderedDict()
+        """The serial of the latest claim of a worker and a claim id."""
         self._until_token: dict[str, asyncio.TimerHandle] = {}
         """Queues whose rate alone holds them up while somebody waits for their jobs."""
 
@@ -161,8 +162,7 @@ class LeaderSession:
         self._lease_base = meta.lease_clock
         self._mono_base_ms = self._clock.monotonic_ms()
         self._asked.clear()
-        self._maybe_ready = {}
-        self._looked_at = set()
+        self._nothing_ready.clear()
         self._check.clear()
         self._repeats.clear()
         self._advancing = self._firing = False
@@ -348,7 +348,9 @@ class LeaderSession:
         """Those who wait longest on `queue`, for as many jobs as it would give or is about to have."""
         ready, room, wait_ms = views.takeable(self._applier.view, queue, self.lease_clock())
         if ready == 0:
-            self._maybe_ready.pop(queue, None)
+            if len(self._nothing_ready) >= QUEUES_REMEMBERED:
+                self._nothing_ready.clear()
+            self._nothing_ready.add(queue)
         before = self._until_token.pop(queue, None)
         if before is not None:
             before.cancel()  # the rate may be another by now
@@ -367,7 +369,7 @@ class LeaderSession:
     def _on_token(self, queue: str) -> None:
         """The queue's rate lets one more through, or nearly: then this is set again."""
         del self._until_token[queue]
-        self._maybe_ready[queue] = None
+        self._nothing_ready.discard(queue)
         if self.waiters.waits_on(queue):
             self._check[queue] = None
             self._proposer.kick()
@@ -390,7 +392,7 @@ class LeaderSession:
             return
         self._stamped_ms = self._clock.monotonic_ms()
         for queue in outcome.ready_queues:
-            self._maybe_ready[queue] = None
+            self._nothing_ready.discard(queue)
             if self.waiters.waits_on(queue):
                 self._check[queue] = None
         if outcome.unsettled:
@@ -416,8 +418,12 @@ class LeaderSession:
     def _on_claimed(self, waiter: Waiter, done: asyncio.Future[Sequence[Outcome]]) -> None:
         waiter.in_flight = False
         for queue in waiter.asked:
-            self._asked[queue] = max(0, self._asked.get(queue, 0) - waiter.command.max_jobs)
-            if queue in self._maybe_ready and self.waiters.waits_on(queue):
+            left = self._asked.get(queue, 0) - waiter.command.max_jobs
+            if left > 0:
+                self._asked[queue] = left
+            else:
+                self._asked.pop(queue, None)
+            if queue not in self._nothing_ready and self.waiters.waits_on(queue):
                 self._check[queue] = None
         waiter.asked = ()
         error = done.exception()
@@ -445,8 +451,9 @@ class LeaderSession:
 
     def _wake_repeat(self, waiter: Waiter) -> None:
         """A repeat that came while the first was under way has its jobs now."""
-        latest = self._latest_claim.get((waiter.command.worker, waiter.command.claim_id), waiter)
-        if latest is not waiter:
+        serial = self._latest_claim.get((waiter.command.worker, waiter.command.claim_id), waiter.serial)
+        latest = self.waiters.parked(serial)
+        if latest is not None and latest is not waiter:
             self._repeats[latest] = None
             self._proposer.kick()
 
@@ -461,19 +468,14 @@ class LeaderSession:
         self.waiters.park(waiter)
         if command.claim_id:
             key = (command.worker, command.claim_id)
-            self._latest_claim[key] = waiter
+            self._latest_claim[key] = waiter.serial
             self._latest_claim.move_to_end(key)
-            if len(self._latest_claim) > DELIVERED_REMEMBERED:
+            if len(self._latest_claim) > CLAIMS_REMEMBERED:
                 self._latest_claim.popitem(last=False)
             if views.claim_known(self._applier.view, command.worker, command.claim_id):
                 self._repeats[waiter] = None
         for queue in command.queues:
-            if queue not in self._looked_at:
-                if len(self._looked_at) >= QUEUES_REMEMBERED:
-                    self._looked_at.clear()
-                self._looked_at.add(queue)
-                self._maybe_ready[queue] = None
-            if queue in self._maybe_ready:
+            if queue not in self._nothing_ready:
                 self._check[queue] = None
         waiter.timer = self._loop.call_later(wait_ms / 1000, self._on_wait_over, waiter, 0)
         self._proposer.kick()
@@ -501,7 +503,7 @@ class LeaderSession:
 
     def _may_be_served(self, waiter: Waiter, looks: int) -> bool:
         queues = waiter.command.queues
-        if looks == 0 and any(queue in self._maybe_ready for queue in queues):
+        if looks == 0 and not self._nothing_ready.issuperset(queues):
             return True
         return looks < LAST_LOOKS_MAX and (waiter in self._repeats or any(queue in self._check for queue in queues))
 
@@ -549,12 +551,11 @@ class LeaderSession:
         epoch, _, serial = mark.partition(".")
         if not self._open or epoch != str(self._epoch) or not serial.isdecimal() or len(serial) > 20:
             return False
-        wanted = int(serial)
-        return any(waiter.serial == wanted for waiter in self._latest_claim.values())
+        return int(serial) in self._latest_claim.values()
 
     def _is_latest(self, waiter: Waiter) -> bool:
         """Whether this claim, which has a claim id, surely was not repeated since."""
-        return self._latest_claim.get((waiter.command.worker, waiter.command.claim_id)) is waiter
+        return self._latest_claim.get((waiter.command.worker, waiter.command.claim_id)) == waiter.serial
 
     def give_back(self, waiter: Waiter, grants: Grants) -> None:
         """Jobs granted to a caller that is gone become ready again, the attempt not counted.

@@ -245,7 +245,7 @@ async def test_what_a_repeat_may_hold_is_not_taken_back_by_a_leader_that_leads_a
 
 async def test_a_repeat_keeps_its_jobs_however_many_claims_go_by(monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim id that was forgotten counted as that of the claim that nobody waited for."""
-    monkeypatch.setattr(session, "DELIVERED_REMEMBERED", 3)
+    monkeypatch.setattr(session, "CLAIMS_REMEMBERED", 3)
     node = await OneNode().open()
     await node.submit(id="a")
     first = await node.service.claim(claim_request())
@@ -259,7 +259,7 @@ async def test_a_repeat_keeps_its_jobs_however_many_claims_go_by(monkeypatch: py
 
 
 async def test_claims_that_got_nothing_do_not_keep_a_grant_from_going_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "DELIVERED_REMEMBERED", 3)
+    monkeypatch.setattr(session, "CLAIMS_REMEMBERED", 3)
     node = await OneNode().open()
     await node.submit(id="a")
     gone = await node.service.claim(claim_request())
@@ -272,7 +272,7 @@ async def test_claims_that_got_nothing_do_not_keep_a_grant_from_going_back(monke
 
 async def test_of_claims_that_are_repeated_the_latest_is_forgotten_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """A repeat kept the place of the first, and was forgotten before claims that came before it."""
-    monkeypatch.setattr(session, "DELIVERED_REMEMBERED", 2)
+    monkeypatch.setattr(session, "CLAIMS_REMEMBERED", 2)
     node = await OneNode().open()
     for job_id in ("a", "b", "c"):
         await node.submit(id=job_id)
@@ -634,6 +634,12 @@ async def test_repeats_come_so_many_an_entry_and_each_gets_its_jobs(monkeypatch:
     assert list(map(len, claims_by_entry(node))) == [3, 3, 3, 1]
 
 
+def hold(node: OneNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What leaves from now on is overdue soon."""
+    monkeypatch.setattr(proposer, "COMMIT_DEADLINE_MS", 5)
+    node.raft.hold = True
+
+
 async def wait_stuck(node: OneNode) -> None:
     """Until what is under way is overdue."""
     await settle()
@@ -641,8 +647,9 @@ async def wait_stuck(node: OneNode) -> None:
         await node.proposer.run_one(Nothing())
 
 
-async def let_go(node: OneNode) -> None:
+async def let_go(node: OneNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was under way is stored, after all, and what comes of it."""
+    monkeypatch.undo()
     node.raft.hold = False
     node.raft.commit_all()
     await settle()
@@ -651,10 +658,9 @@ async def let_go(node: OneNode) -> None:
 @pytest.mark.parametrize("end", ["hung up", "told that it is unknown"])
 async def test_what_a_claim_is_granted_too_late_goes_back(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     """The outcome of an overdue entry was dropped: the job waited for its lease, which nobody had."""
-    monkeypatch.setattr(proposer, "COMMIT_DEADLINE_MS", 5)
     node = await OneNode().open()
     await node.submit(id="a")
-    node.raft.hold = True
+    hold(node, monkeypatch)
     claim = node.claim()
     await settle()
     if end == "hung up":
@@ -663,24 +669,23 @@ async def test_what_a_claim_is_granted_too_late_goes_back(monkeypatch: pytest.Mo
     if end != "hung up":
         with pytest.raises(OutcomeUnknown):
             await claim
-    await let_go(node)
+    await let_go(node, monkeypatch)
     job = await node.service.job("a")
     assert (job.state, job.attempt) == ("ready", 0)
     assert check_invariants(node.applier.view) == []
 
 
 async def test_what_a_claim_is_granted_too_late_is_its_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proposer, "COMMIT_DEADLINE_MS", 5)
     node = await OneNode().open()
     await node.submit(id="a")
-    node.raft.hold = True
+    hold(node, monkeypatch)
     claim = node.claim(claim_id="c")
     await wait_stuck(node)
     with pytest.raises(OutcomeUnknown):
         await claim
     repeat = node.claim(claim_id="c")
     await settle()
-    await let_go(node)
+    await let_go(node, monkeypatch)
     (job,) = await repeat
     assert (job.id, job.attempt) == ("a", 1)
     assert (await node.service.job("a")).state == "running"
@@ -691,11 +696,10 @@ async def test_what_cannot_be_delivered_goes_back_once_something_is_stored_again
     monkeypatch: pytest.MonkeyPatch, stuck: bool
 ) -> None:
     """Releases were dropped while an entry was overdue, and those that waited behind it."""
-    monkeypatch.setattr(proposer, "COMMIT_DEADLINE_MS", 5)
     node = await OneNode().open()
     await node.submit(id="a")
     delivery = await node.service.claim(claim_request())
-    node.raft.hold = True
+    hold(node, monkeypatch)
     node.proposer.send([Nothing()])
     await settle()
     if stuck:
@@ -703,9 +707,47 @@ async def test_what_cannot_be_delivered_goes_back_once_something_is_stored_again
     delivery.undeliverable()
     await wait_stuck(node)
     assert len(node.raft.pending) == 1
-    await let_go(node)
+    await let_go(node, monkeypatch)
     job = await node.service.job("a")
     assert (job.state, job.attempt) == ("ready", 0)
+
+
+async def test_names_of_queues_and_claims_that_are_over_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader kept a place for each name of a queue, and each claim that had an id with all that it named."""
+    monkeypatch.setattr(session, "QUEUES_REMEMBERED", 5)
+    monkeypatch.setattr(session, "CLAIMS_REMEMBERED", 5)
+    node = await OneNode().open()
+    for number in range(20):
+        await node.submit(queue=f"nobody{number}")
+        await node.submit(queue=f"q{number}")
+        assert len(await node.claim(f"q{number}", f"none{number}", claim_id=f"{number}")) == 1
+    kept = (node.session._asked, node.session._nothing_ready, node.session._check, node.session._latest_claim)
+    assert [len(each) <= 5 for each in kept] == [True] * 4
+    assert not node.session._asked
+    assert set(map(type, node.session._latest_claim.values())) == {int}
+
+
+async def test_who_waits_is_woken_however_many_queues_were_forgotten_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job that a claim under way might have taken goes to the next in line."""
+    monkeypatch.setattr(session, "QUEUES_REMEMBERED", 1)
+    node = await OneNode().open()
+    idle = [node.claim(f"idle{number}") for number in range(5)]
+    await settle()
+    await node.submit(id="a", queue="p")
+    await node.submit(id="b", queue="q")
+    node.raft.hold = True
+    first = node.claim("p", "q")
+    await settle()
+    second = node.claim("q")
+    idle += [node.claim(f"idle{number}") for number in range(5, 10)]
+    await settle()
+    node.raft.hold = False
+    node.raft.commit_all()
+    assert [job.id for job in await first] == ["a"]
+    assert [job.id for job in await second] == ["b"]
+    for number, claim in enumerate(idle):
+        await node.submit(id=f"{number}", queue=f"idle{number}")
+        assert [job.id for job in await claim] == [f"{number}"]
 
 
 async def test_what_an_older_build_does_not_know_is_not_proposed(monkeypatch: pytest.MonkeyPatch) -> None:
