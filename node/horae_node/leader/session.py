@@ -104,10 +104,10 @@ class LeaderSession:
         """An entry has left something to the next advance that must not wait for a timer."""
         self._settling = False
         """The advance that does it is under way."""
-        self._behind_next: list[Waiter] = []
+        self._behind_next: dict[Waiter, None] = {}
         """Claims whose wait is over: what is unsettled may give them something. Behind the next advance to leave, and
         behind the one that is under way."""
-        self._behind_this: list[Waiter] = []
+        self._behind_this: dict[Waiter, None] = {}
         self._scheduler = Scheduler(clock)
         self._firing = False
         self._fire_ms: int | None = None
@@ -405,11 +405,11 @@ class LeaderSession:
     def _on_advanced(self, done: asyncio.Future[Sequence[Outcome]]) -> None:
         self._advancing = self._settling = False
         self._arm()
-        answered, self._behind_this = self._behind_this, []
+        answered, self._behind_this = self._behind_this, {}
         if self._unsettled and self._open and not self._is_due(self.header()):
             self._unsettled = False  # it left before this one, and lay behind it in the log
-            answered += self._behind_next
-            self._behind_next = []
+            answered |= self._behind_next
+            self._behind_next = {}
         for waiter in answered:
             assert waiter.timer is not None
             waiter.timer.cancel()
@@ -496,7 +496,7 @@ class LeaderSession:
         """Whether an advance that is to settle something will answer it: with jobs, or in `_on_advanced`."""
         if not (self._unsettled or self._settling):
             return False
-        (self._behind_next if self._unsettled else self._behind_this).append(waiter)
+        (self._behind_next if self._unsettled else self._behind_this)[waiter] = None
         late_s = LAST_LOOKS_MAX * LAST_LOOK_MS / 1000
         waiter.timer = self._loop.call_later(late_s, self._on_wait_over, waiter, LAST_LOOKS_MAX)
         return True
@@ -509,6 +509,8 @@ class LeaderSession:
 
     def _finish(self, waiter: Waiter, end: Grants | NotApplied | OutcomeUnknown) -> None:
         self.waiters.remove(waiter)
+        for line in (self._repeats, self._behind_next, self._behind_this):
+            line.pop(waiter, None)
         if waiter.timer is not None:
             waiter.timer.cancel()
         if end == () and waiter.command.claim_id and self._is_latest(waiter):

@@ -569,6 +569,7 @@ async def test_a_claim_behind_something_that_is_never_stored_ends(monkeypatch: p
     await settle()
     async with asyncio.timeout(5):
         assert await node.claim(wait_seconds=0) == []
+    assert len(node.session._behind_next) + len(node.session._behind_this) == 0
 
 
 def claims_by_entry(node: OneNode) -> list[list[str]]:
