@@ -20,7 +20,7 @@ from horae.wire import WAIT_SECONDS_MAX
 from horae_http.admin import READ_CLUSTER
 from horae_http.answer import Answer
 from horae_http.errors import Failure
-from horae_http.line import CONNECTIONS_MAX, Broken, Lines, NotSent
+from horae_http.line import CONNECTIONS_MAX, Broken, Leaderless, Lines, NotSent
 from horae_http.returns import Claim, Returns
 from horae_http.routing import PASSED_ON_BY, Call, Route, read_body
 from horae_http.workers import END_LEASES, UNLESS_REPEATED
@@ -81,11 +81,15 @@ class Forwarder:
         self._lines = Lines()
         self.passing = Crowd("requests to the leader", CONNECTIONS_MAX)
         """What is on its way to the leader, or waits for one."""
+        self._leaderless: asyncio.TimerHandle | None = None
+        """Since no leader is known: ends what is still on its way to the last one."""
         self._returns = Returns(self._end_leases)
         service.watch_leader(self._on_leader)
 
     def close(self) -> None:
         """Drop all connections, and whatever was still to go back. A second close does nothing."""
+        if self._leaderless is not None:
+            self._leaderless.cancel()
         self._returns.close()
         self._lines.close()
 
@@ -94,10 +98,18 @@ class Forwarder:
         await self._returns.settle()
 
     def _on_leader(self) -> None:
-        """While no leader is known, the last one may still answer; a new one means that it will not."""
+        """While no leader is known, the last one may still answer, for as long as others wait for a leader; a new one
+        means that it will not."""
         url = self._service.leader_url()
-        if url is not None:
-            self._lines.turn_to(url)
+        if url is None:
+            if self._leaderless is None:
+                why = f"no leader was found within {LEADER_WAIT_S:g} s, and the last one did not answer"
+                self._leaderless = asyncio.get_running_loop().call_later(LEADER_WAIT_S, self._lines.give_up, why)
+            return
+        if self._leaderless is not None:
+            self._leaderless.cancel()
+            self._leaderless = None
+        self._lines.turn_to(url)
 
     async def pass_on(self, request: web.BaseRequest, route: Route, call: Call) -> Answer:
         """The leader's answer, or this node's own when it comes to lead meanwhile.
@@ -161,7 +173,8 @@ class Forwarder:
                     raise unknown from error
                 doubt = unknown if route.method != "GET" else None
                 if not extended:
-                    deadline, extended = loop.time() + LEADER_WAIT_S, True
+                    waits_s = 0.0 if isinstance(error, Leaderless) else LEADER_WAIT_S
+                    deadline, extended = loop.time() + waits_s, True
             await asyncio.sleep(PAUSE_S)
 
     async def _wait_for_leader(self, left_s: float) -> str | None:

@@ -37,6 +37,10 @@ class Broken(Exception):
     """The request was handed on, or may have been; no whole answer came."""
 
 
+class Leaderless(Broken):
+    """Nobody to ask is known any more, and was waited for."""
+
+
 class Reply(NamedTuple):
     status: int
     content_type: bytes
@@ -76,8 +80,15 @@ class Lines:
             return
         self._url = url
         self.close()
+        self._give_up(Broken("another node leads now"))
+
+    def give_up(self, why: str) -> None:
+        """What is on its way ends as `Leaderless`; new requests may be made."""
+        self._give_up(Leaderless(why))
+
+    def _give_up(self, error: Broken) -> None:
         for line in self._busy:
-            line.give_up("another node leads now")
+            line.give_up(error)
 
     async def ask(
         self, url: str, request: bytes, timeout_s: float, on_left: Callable[[Late], None] | None = None
@@ -170,10 +181,10 @@ class _Line(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def give_up(self, why: str) -> None:
-        """Who waits for an answer gets `Broken`, and then drops or leaves the connection."""
+    def give_up(self, error: Broken) -> None:
+        """Who waits for an answer gets `error`, and then drops or leaves the connection."""
         if self._answer is not None and not self._answer.done():
-            self._answer.set_exception(Broken(why))
+            self._answer.set_exception(error)
 
     def leave(self) -> Late | None:
         """The answer that may still come, or came, to a request whose caller left without it; None when none can.

@@ -30,6 +30,8 @@ LATE_S: Final = 5.0
 TRIES_MAX: Final = 4
 """Each waits for a leader by itself, two seconds or more: together as long as the longest of elections."""
 PAUSE_S: Final = 0.5
+SHED_PAUSE_S: Final = 5.0
+"""Behind a refusal for load, which endings meet last: a leader that stores nothing at the moment may do so again."""
 UNDER_WAY_MAX: Final = 4096
 """Answers on their way back at once: as many as may have been on their way here. Past it their leases run out."""
 _OVER: Final = frozenset({"lease_lost", "not_found"})
@@ -102,13 +104,20 @@ class Returns:
         ending = _release_of(claim, granted, reply.claim_mark)
         if ending is None:
             return
-        for turn in range(TRIES_MAX):
-            if turn:
-                await asyncio.sleep(PAUSE_S)
+        pause_s = 0.0
+        for _ in range(TRIES_MAX):
+            await asyncio.sleep(pause_s)
+            pause_s = PAUSE_S
             try:
                 answer = await self._end_leases(ending)
-            except (Failure, Refused, NotApplied, OutcomeUnknown):
+            except NotApplied as error:
+                if error.code == "rate_limited":
+                    pause_s = SHED_PAUSE_S
                 continue
+            except (Failure, Refused, OutcomeUnknown):
+                continue
+            if answer.status == 429:
+                pause_s = SHED_PAUSE_S
             if answer.status == 200 and _is_over(answer.content):
                 log.event("grant_given_back", jobs=len(granted))
                 return

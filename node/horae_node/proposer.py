@@ -61,6 +61,9 @@ NO_ROOM_RETRY_MS = 1000
 STUCK_RETRY_S = 5
 """While no majority stores anything nobody knows for how long: soon enough for a lease of usual length to be kept."""
 
+KEPT_COMMANDS_MAX = 10_000
+"""What waits out such a time: as many releases as entries under way may have granted jobs, and more."""
+
 _STUCK = shed("no majority of the nodes stores anything at the moment: nothing was done", STUCK_RETRY_S)
 
 _SUBMITS = {SubmitJob}
@@ -84,7 +87,7 @@ class Chunk:
     """Commands that travel together, and who waits for their outcomes. `size_bytes`: what they weigh, with the specs
     that they move."""
 
-    __slots__ = ("blobs", "commands", "due_now", "future", "size_bytes")
+    __slots__ = ("blobs", "commands", "due_now", "future", "late", "size_bytes")
 
     def __init__(
         self, commands: Sequence[Command], blobs: list[bytes], size_bytes: int, due_now: dict[str, int] | None
@@ -93,6 +96,8 @@ class Chunk:
         self.blobs = blobs
         self.size_bytes = size_bytes
         self.due_now = due_now
+        self.late: Callable[[Sequence[Outcome]], None] | None = None
+        """Told of outcomes that come after those who waited were told that they are unknown."""
         self.future: asyncio.Future[Sequence[Outcome]] = asyncio.get_running_loop().create_future()
 
 
@@ -154,8 +159,10 @@ class Proposer:
         self._clock = clock
         self._observe_commit_ms = observe_commit_ms
         self._session: Session | None = None
+        self._kept: deque[Chunk] = deque()
+        """What leaves first, and waits where nothing is stored: nobody else would send it again."""
         self._endings: deque[Chunk] = deque()
-        """What leaves first: behind thousands of submits a heartbeat would come after its lease."""
+        """What leaves next: behind thousands of submits a heartbeat would come after its lease."""
         self._queue: deque[Chunk] = deque()
         self._queued_commands = 0
         self._queued_bytes = 0
@@ -232,6 +239,14 @@ class Proposer:
         if self._session is not None and self._session.open and not self._stuck:
             self._add(commands, None, ending=True)
 
+    def send_kept(self, commands: Sequence[Command]) -> None:
+        """As `send`, before all else; while nothing is stored they are kept, `KEPT_COMMANDS_MAX` of them at most."""
+        if self._session is None or not self._session.open:
+            return
+        if self._stuck and sum(len(chunk.blobs) for chunk in self._kept) + len(commands) > KEPT_COMMANDS_MAX:
+            return
+        self._gather(self._kept, commands, None)
+
     def chunk(self, command: Command) -> Chunk:
         """One command as a chunk of its own (for the session's plans)."""
         blob = codec.pack_command(command)
@@ -245,17 +260,14 @@ class Proposer:
 
     async def wait_idle(self) -> None:
         """Until the outcome of every entry is known, and of what came of them."""
-        while self._in_flight or self._queue or self._endings:
+        while self._in_flight or self._queue or self._endings or self._kept:
             await self._idle.wait()
             for _ in range(3):  # those who waited for an outcome may have more to say
                 await asyncio.sleep(0)
 
     def fail_queued(self, error: NotApplied) -> None:
         """Leadership is gone: what has not left never will."""
-        for queue in (self._endings, self._queue):
-            while queue:
-                self._settle(queue.popleft(), error)
-        self._queued_commands = self._queued_bytes = 0
+        self._fail((self._kept, self._endings, self._queue), error)
 
     # ------------------------------------------------------------------ inside
 
@@ -264,6 +276,10 @@ class Proposer:
             raise NotApplied("no_leader", "this node does not lead")
         if self._stuck:
             raise _STUCK
+        return self._gather(self._endings if ending else self._queue, commands, due_now)
+
+    def _gather(self, queue: deque[Chunk], commands: Sequence[Command], due_now: dict[str, int] | None) -> list[Chunk]:
+        assert self._session is not None
         chunks: list[Chunk] = []
         blobs: list[bytes] = []
         begun = size = 0
@@ -281,7 +297,6 @@ class Proposer:
             blobs.append(blob)
             size += weight
         chunks.append(Chunk(commands[begun:], blobs, size, due_now))
-        queue = self._endings if ending else self._queue
         for chunk in chunks:
             queue.append(chunk)
             self._queued_commands += len(chunk.blobs)
@@ -311,13 +326,15 @@ class Proposer:
                 drain.pause()
 
     def _may_propose(self) -> bool:
-        return not self._in_flight or (self._in_flight < IN_FLIGHT_MAX and self._queued_bytes >= ALONE_BYTES_MAX)
+        return not self._in_flight or (
+            self._in_flight < IN_FLIGHT_MAX and self._queued_bytes >= ALONE_BYTES_MAX and not self._stuck
+        )
 
     def _take(self) -> tuple[list[Chunk], dict[str, int]]:
         """Chunks for one entry, in order, and the jobs per queue that they make ready."""
         room = GATHERED_BYTES_MAX
         taken: list[Chunk] = []
-        for waiting in (self._endings, self._queue):
+        for waiting in (self._kept, self._endings, self._queue):
             while waiting and (not taken or waiting[0].size_bytes <= room):
                 taken.append(waiting.popleft())
                 room -= taken[-1].size_bytes
@@ -352,7 +369,15 @@ class Proposer:
         for chunk in chunks:
             self._settle(chunk, overdue)
         self._stuck = True
-        self.fail_queued(_STUCK)
+        self._fail((self._endings, self._queue), _STUCK)
+
+    def _fail(self, queues: Sequence[deque[Chunk]], error: NotApplied) -> None:
+        for queue in queues:
+            while queue:
+                chunk = queue.popleft()
+                self._queued_commands -= len(chunk.blobs)
+                self._queued_bytes -= chunk.size_bytes
+                self._settle(chunk, error)
 
     def _on_committed(
         self, done: asyncio.Future[object], chunks: list[Chunk], begun_ms: int, timer: asyncio.TimerHandle
@@ -388,6 +413,8 @@ class Proposer:
             end = start + len(chunk.blobs)
             if not chunk.future.done():
                 chunk.future.set_result(outcomes[start:end])
+            elif chunk.late is not None:
+                chunk.late(outcomes[start:end])
             start = end
 
     @staticmethod

@@ -7,6 +7,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from tests.helpers.cluster import Cluster, NodeProcess
 from tests.helpers.story import Queue, require_problem
 
 from horae import AsyncClient, NewJob
@@ -135,3 +136,30 @@ async def test_the_id_of_a_job_that_is_gone_makes_no_second_one(any_q: Queue) ->
     assert results[0]["job"]["state"] == "succeeded"
     require_problem(await q.call("POST", "/v1/jobs", {**body, "payload": 8}), 409, "conflict")
     assert await q.claim(wait_seconds=0) == []
+
+
+ROUNDS = 30
+"""A claim that came too soon got nothing in every second one."""
+
+
+async def test_who_does_not_wait_gets_what_the_end_of_a_job_has_freed(cluster: Cluster, follower: NodeProcess) -> None:
+    q = Queue(cluster.api, "freed", follower.url)
+    for _ in range(ROUNDS):
+        parent = await q.submit(task="t")
+        child = await q.submit(task="t", after=[parent["id"]])
+        (await q.end("complete", await q.claim_one())).expect(200)
+        (job,) = await q.claim(wait_seconds=0)
+        assert job["id"] == child["id"]
+        (await q.end("complete", job)).expect(200)
+
+
+async def test_who_does_not_wait_gets_what_a_raised_limit_lets_through(cluster: Cluster, follower: NodeProcess) -> None:
+    for turn in range(ROUNDS):
+        q = Queue(cluster.api, f"raised-{turn}", follower.url)
+        for _ in range(2):
+            await q.submit(task="t", concurrency_key="k")
+        held = await q.claim(max_jobs=2)
+        assert len(held) == 1
+        (await q.call("PATCH", f"/v1/queues/{q.name}", {"max_running_per_key": 2})).expect(200)
+        held += await q.claim(wait_seconds=0)
+        assert len(held) == 2

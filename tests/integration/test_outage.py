@@ -19,6 +19,9 @@ from tests.helpers.story import (
     waiting_claims,
 )
 
+SILENT_SECONDS = 15
+"""To miss a leader, and for as long again as any call waits for one, on a busy machine."""
+
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
 
@@ -199,3 +202,33 @@ async def test_what_is_on_its_way_to_a_leader_that_falls_silent(
         read.expect(404, "not_found")
     finally:
         cluster.resume(leader)
+
+
+async def test_what_waits_at_a_leader_that_falls_silent_with_another_node(
+    cluster: Cluster, leader: NodeProcess, follower: NodeProcess
+) -> None:
+    """No third one can lead: what a follower had passed on ends as a new call would, not when the leader wakes."""
+    other = next(node for node in cluster.nodes if node not in (leader, follower))
+    job = {"task": "t", "queue": "nobody", "id": "unheard"}
+    (await cluster.api.call_until_answered("POST", "/v1/jobs", job)).expect(201)
+    body = {"worker": "w", "queues": ["none"], "wait_seconds": LONG_SECONDS}
+    calls = (
+        ("POST", "/v1/claims", body),
+        ("POST", "/v1/claims", body | {"claim_id": "unheard"}),
+        ("GET", f"/v1/jobs/unheard?wait_seconds={LONG_SECONDS}", None),
+    )
+    waiting = [
+        asyncio.create_task(cluster.api.call(method, path, sent, url=follower.url, wait_seconds=LONG_SECONDS))
+        for method, path, sent in calls
+    ]
+    await waiting_claims(cluster, leader, 2)
+    for node in (leader, other):
+        cluster.pause(node)
+    try:
+        async with asyncio.timeout(SILENT_SECONDS):
+            ends = await asyncio.gather(*waiting)
+    finally:
+        for node in (leader, other):
+            cluster.resume(node)
+        await cluster.wait_ready()
+    assert [end.code for end in ends] == ["outcome_unknown", "outcome_unknown", "no_leader"]

@@ -74,6 +74,7 @@ class Context:
         "read_bytes",
         "schedules",
         "txn",
+        "unsettled",
         "version",
     )
 
@@ -96,6 +97,8 @@ class Context:
         self.finished: list[int] = []
         self.died: list[tuple[int, str]] = []
         self.members_changed = False
+        self.unsettled = False
+        """As in `EntryOutcome`: whoever writes a row of `SETTLE` or `REGROUP` sets it."""
         self.changes: list[Change] = []
         self.read_bytes = 0
         """Payloads that were decoded with the specs that decisions have read."""

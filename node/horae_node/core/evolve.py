@@ -299,6 +299,7 @@ def evolve_queue_set(ctx: Context, change: QueueSet) -> None:
         ctx.drop_bucket(queue)
     if after.max_running_per_key != before.max_running_per_key and ctx.lanes(queue) is not None:
         ctx.put(regroup_key(queue), (b"",))
+        ctx.unsettled = True
     ctx.gained(queue)
 
 
@@ -499,6 +500,7 @@ def _put_finished(ctx: Context, handle: JobHandle, before: Run, after: Run) -> N
 
 def _put_settle(ctx: Context, seq: int, state: int, up_to: int) -> None:
     """Those up to that number are to be told. Who is still to hear of an ending before a requeue hears of that."""
+    ctx.unsettled = True
     key = SETTLE + seq_bytes(seq)
     before = ctx.get(key)
     if before is not None and before[0] != state:

@@ -124,6 +124,7 @@ def apply(
         ctx.members_changed,
         ctx.changes,
         ctx.now_ms,
+        ctx.unsettled,
     )
 
 

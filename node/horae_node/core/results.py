@@ -116,3 +116,6 @@ class EntryOutcome(NamedTuple):
     """All that was written, in order: the same on every node."""
     now_ms: int = 0
     """The machine's time by then."""
+    unsettled: bool = False
+    """It began what an `AdvanceTime` must carry on at once: jobs that wait for one that ended are to be told, groups of
+    a queue whose limit has changed are to be looked at."""

@@ -34,11 +34,12 @@ from horae_node.leader.waiters import Grants, Waiter, Waiters
 from horae_node.proposer import Chunk, Plan, Proposer
 from horae_node.raft.port import Raft
 
-DELIVERED_REMEMBERED = 10_000
-"""Claim ids whose answers went out lately: a late hang-up must not take back what a repeat was given."""
+CLAIMS_REMEMBERED = 30_000
+"""Claim ids that wait, which 20,000 may, or were given jobs lately: a late hang-up must not take back what a repeat was
+given. Some 10 MB."""
 
 QUEUES_REMEMBERED = 10_000
-"""Names of queues that a reign has looked at; past them it looks anew, which costs a look-up a claim."""
+"""Names of queues that were looked at and had nothing; past them it looks anew, which costs a look-up a claim."""
 
 STEP_LOOK_MS = 500
 """The longest sleep until a moment of cluster time, which may step ahead meanwhile (members' clocks are set, or heard):
@@ -53,6 +54,13 @@ had run of a dead worker's lease since then runs again."""
 
 GRANT_JOBS_MAX = 400
 """Jobs that one entry's claims ask for, unless a single one asks for more: some 15 ms of each node's loop."""
+
+QUEUES_A_JOB = 4
+"""So many queues that a claim names count as a job that it asks for: the machine looks into each, and 2000 that have
+nothing cost it some 10 ms."""
+
+QUEUES_LOOKED_MAX = 1000
+"""Queues that are looked at for one entry, in 2 to 6 us each: the rest comes with the next one."""
 
 SHORT_WAIT_MS = 5
 """A claim that waited less is not worth a look at when its job fell due."""
@@ -99,6 +107,14 @@ class LeaderSession:
         self._mono_base_ms = 0
         self._deadline = machine.Deadline(None, None)
         self._advancing = False
+        self._unsettled = False
+        """An entry has left something to the next advance that must not wait for a timer."""
+        self._settling = False
+        """The advance that does it is under way."""
+        self._behind_next: dict[Waiter, None] = {}
+        """Claims whose wait is over: what is unsettled may give them something. Behind the next advance to leave, and
+        behind the one that is under way."""
+        self._behind_this: dict[Waiter, None] = {}
         self.scheduler = Scheduler(clock)
         self._firing = False
         self._fire_ms: int | None = None
@@ -109,12 +125,12 @@ class LeaderSession:
         self._timer: asyncio.TimerHandle | None = None
         self._arming: asyncio.TimerHandle | None = None
         self._asked: dict[str, int] = {}
-        self._maybe_ready: dict[str, None] = {}
-        self._looked_at: set[str] = set()
-        """Queues that somebody has asked for in this reign: of others it is not known whether they have anything."""
+        self._nothing_ready: set[str] = set()
+        """Queues that had nothing when somebody asked for them, and gained nothing since: of others it is not known."""
         self._check: dict[str, None] = {}
-        self._repeats: list[Waiter] = []
-        self._latest_claim: OrderedDict[tuple[str, str], Waiter] = OrderedDict()
+        self._repeats: dict[Waiter, None] = {}
+        self._latest_claim: OrderedDict[tuple[str, str], int] = OrderedDict()
+        """The serial of the latest claim of a worker and a claim id."""
         self._until_token: dict[str, asyncio.TimerHandle] = {}
         """Queues whose rate alone holds them up while somebody waits for their jobs."""
 
@@ -152,11 +168,13 @@ class LeaderSession:
         self._lease_base = meta.lease_clock
         self._mono_base_ms = self._clock.monotonic_ms()
         self._asked.clear()
-        self._maybe_ready = {}
-        self._looked_at = set()
+        self._nothing_ready.clear()
         self._check.clear()
         self._repeats.clear()
         self._advancing = self._firing = False
+        self._unsettled = self._settling = False
+        self._behind_next.clear()
+        self._behind_this.clear()
         self._seen_ms = None
         self.scheduler.begin()
         self._stamped_ms = self._mono_base_ms
@@ -276,6 +294,8 @@ class LeaderSession:
         ready = dict(due_now)
         if not self._advancing and self._is_due(header):
             self._advancing = True
+            self._settling, self._unsettled = self._unsettled, False
+            self._behind_this, self._behind_next = self._behind_next, self._behind_this
             for queue, count in views.due_queues(self._applier.view, header.now_ms, self._advance_limit).items():
                 ready[queue] = ready.get(queue, 0) + count
             advance = self._proposer.chunk(AdvanceTime(self._advance_limit))
@@ -284,18 +304,32 @@ class LeaderSession:
         if not self._firing and self._has_trigger(header):
             first += self._fire(header, ready)
         self._check.update(dict.fromkeys(queue for queue in ready if self.waiters.waits_on(queue)))
-        last = self._ask_repeats() if self._repeats else []
-        asked = 0
+        return Plan(first, self._ask_waiting(ready) if self._check or self._repeats else [])
+
+    def _ask_waiting(self, ready: dict[str, int]) -> list[Chunk]:
+        """Claims for one entry; those that were granted jobs before get them again, whether or not any are ready."""
+        chunks: list[Chunk] = []
+        asked = looked = 0
+        while self._repeats and asked < GRANT_JOBS_MAX:
+            waiter = next(iter(self._repeats))
+            del self._repeats[waiter]
+            if waiter.ticket and not waiter.in_flight:
+                asked += _weight(waiter)
+                chunks.append(self._ask(waiter))
         while self._check and asked < GRANT_JOBS_MAX:
+            if looked == QUEUES_LOOKED_MAX:
+                self._proposer.kick()  # there may be nothing yet whose end would
+                break
+            looked += 1
             queue = next(iter(self._check))
             del self._check[queue]
             for waiter in self._to_ask(queue, ready.get(queue, 0)):
                 if asked >= GRANT_JOBS_MAX:
                     self._check[queue] = None  # its turn comes with the next entry
                     break
-                asked += waiter.command.max_jobs
-                last.append(self._ask(waiter))
-        return Plan(first, last)
+                asked += _weight(waiter)
+                chunks.append(self._ask(waiter))
+        return chunks
 
     def _fire(self, header: Header, ready: dict[str, int]) -> list[Chunk]:
         """The triggers of schedules that have come. `ready`, jobs per queue, gains those that they will make."""
@@ -318,16 +352,13 @@ class LeaderSession:
         self._firing = False
         self._arm()
 
-    def _ask_repeats(self) -> list[Chunk]:
-        """Claims that were granted jobs before: they get these again, whether or not anything is ready."""
-        repeats, self._repeats = self._repeats, []
-        return [self._ask(waiter) for waiter in repeats if waiter.ticket and not waiter.in_flight]
-
     def _to_ask(self, queue: str, coming: int) -> list[Waiter]:
         """Those who wait longest on `queue`, for as many jobs as it would give or is about to have."""
         ready, room, wait_ms = views.takeable(self._applier.view, queue, self.lease_clock())
         if ready == 0:
-            self._maybe_ready.pop(queue, None)
+            if len(self._nothing_ready) >= QUEUES_REMEMBERED:
+                self._nothing_ready.clear()
+            self._nothing_ready.add(queue)
         before = self._until_token.pop(queue, None)
         if before is not None:
             before.cancel()  # the rate may be another by now
@@ -346,7 +377,7 @@ class LeaderSession:
     def _on_token(self, queue: str) -> None:
         """The queue's rate lets one more through, or nearly: then this is set again."""
         del self._until_token[queue]
-        self._maybe_ready[queue] = None
+        self._nothing_ready.discard(queue)
         if self.waiters.waits_on(queue):
             self._check[queue] = None
             self._proposer.kick()
@@ -358,6 +389,7 @@ class LeaderSession:
             self._asked[queue] = self._asked.get(queue, 0) + waiter.command.max_jobs
         chunk = self._proposer.chunk(waiter.command)
         chunk.future.add_done_callback(lambda done: self._on_claimed(waiter, done))
+        chunk.late = lambda outcomes: self._on_late(waiter, outcomes)
         return chunk
 
     # ------------------------------------------------------------------ what came of it
@@ -368,22 +400,38 @@ class LeaderSession:
             return
         self._stamped_ms = self._clock.monotonic_ms()
         for queue in outcome.ready_queues:
-            self._maybe_ready[queue] = None
+            self._nothing_ready.discard(queue)
             if self.waiters.waits_on(queue):
                 self._check[queue] = None
+        if outcome.unsettled:
+            self._unsettled = True
+            self._deadline = self._deadline._replace(wall_ms=0)
         self._arm_soon()
-        if self._check:
+        if self._check or outcome.unsettled:
             self._proposer.kick()
 
     def _on_advanced(self, done: asyncio.Future[Sequence[Outcome]]) -> None:
-        self._advancing = False
+        self._advancing = self._settling = False
         self._arm()
+        answered, self._behind_this = self._behind_this, {}
+        if self._unsettled and self._open and not self._is_due(self.header()):
+            self._unsettled = False  # it left before this one, and lay behind it in the log
+            answered |= self._behind_next
+            self._behind_next = {}
+        for waiter in answered:
+            assert waiter.timer is not None
+            waiter.timer.cancel()
+            self._on_wait_over(waiter, 1)
 
     def _on_claimed(self, waiter: Waiter, done: asyncio.Future[Sequence[Outcome]]) -> None:
         waiter.in_flight = False
         for queue in waiter.asked:
-            self._asked[queue] = max(0, self._asked.get(queue, 0) - waiter.command.max_jobs)
-            if queue in self._maybe_ready and self.waiters.waits_on(queue):
+            left = self._asked.get(queue, 0) - waiter.command.max_jobs
+            if left > 0:
+                self._asked[queue] = left
+            else:
+                self._asked.pop(queue, None)
+            if queue not in self._nothing_ready and self.waiters.waits_on(queue):
                 self._check[queue] = None
         waiter.asked = ()
         error = done.exception()
@@ -402,11 +450,19 @@ class LeaderSession:
         if self._check:
             self._proposer.kick()
 
+    def _on_late(self, waiter: Waiter, outcomes: Sequence[Outcome]) -> None:
+        """Its caller hung up, or was told that nobody knows: whatever it was granted goes to a repeat, or back."""
+        (granted,) = outcomes
+        if isinstance(granted, Granted) and granted.grants and self._open:
+            self._wake_repeat(waiter)
+            self.give_back(waiter, granted.grants)
+
     def _wake_repeat(self, waiter: Waiter) -> None:
         """A repeat that came while the first was under way has its jobs now."""
-        latest = self._latest_claim.get((waiter.command.worker, waiter.command.claim_id), waiter)
-        if latest is not waiter:
-            self._repeats.append(latest)
+        serial = self._latest_claim.get((waiter.command.worker, waiter.command.claim_id), waiter.serial)
+        latest = self.waiters.parked(serial)
+        if latest is not None and latest is not waiter:
+            self._repeats[latest] = None
             self._proposer.kick()
 
     # ------------------------------------------------------------------ claims
@@ -419,18 +475,15 @@ class LeaderSession:
         waiter = Waiter(command, self._clock.monotonic_ms(), self._loop.create_future())
         self.waiters.park(waiter)
         if command.claim_id:
-            self._latest_claim[command.worker, command.claim_id] = waiter
-            if len(self._latest_claim) > DELIVERED_REMEMBERED:
+            key = (command.worker, command.claim_id)
+            self._latest_claim[key] = waiter.serial
+            self._latest_claim.move_to_end(key)
+            if len(self._latest_claim) > CLAIMS_REMEMBERED:
                 self._latest_claim.popitem(last=False)
             if views.claim_known(self._applier.view, command.worker, command.claim_id):
-                self._repeats.append(waiter)
+                self._repeats[waiter] = None
         for queue in command.queues:
-            if queue not in self._looked_at:
-                if len(self._looked_at) >= QUEUES_REMEMBERED:
-                    self._looked_at.clear()
-                self._looked_at.add(queue)
-                self._maybe_ready[queue] = None
-            if queue in self._maybe_ready:
+            if queue not in self._nothing_ready:
                 self._check[queue] = None
         waiter.timer = self._loop.call_later(wait_ms / 1000, self._on_wait_over, waiter, 0)
         self._proposer.kick()
@@ -440,21 +493,36 @@ class LeaderSession:
         waiter.expired = True
         if waiter.in_flight or waiter.future.done():
             return
+        if looks == 0 and self._stands_behind(waiter):
+            return
         if self._may_be_served(waiter, looks):
             waiter.timer = self._loop.call_later(LAST_LOOK_MS / 1000, self._on_wait_over, waiter, looks + 1)
             return
         self._finish(waiter, ())
 
+    def _stands_behind(self, waiter: Waiter) -> bool:
+        """Whether an advance that is to settle something will answer it: with jobs, or in `_on_advanced`."""
+        if not (self._unsettled or self._settling):
+            return False
+        (self._behind_next if self._unsettled else self._behind_this)[waiter] = None
+        late_s = LAST_LOOKS_MAX * LAST_LOOK_MS / 1000
+        waiter.timer = self._loop.call_later(late_s, self._on_wait_over, waiter, LAST_LOOKS_MAX)
+        return True
+
     def _may_be_served(self, waiter: Waiter, looks: int) -> bool:
         queues = waiter.command.queues
-        if looks == 0 and (self._repeats or any(queue in self._maybe_ready for queue in queues)):
+        if looks == 0 and not self._nothing_ready.issuperset(queues):
             return True
-        return looks < LAST_LOOKS_MAX and any(queue in self._check for queue in queues)
+        return looks < LAST_LOOKS_MAX and (waiter in self._repeats or any(queue in self._check for queue in queues))
 
     def _finish(self, waiter: Waiter, end: Grants | NotApplied | OutcomeUnknown) -> None:
         self.waiters.remove(waiter)
+        for line in (self._repeats, self._behind_next, self._behind_this):
+            line.pop(waiter, None)
         if waiter.timer is not None:
             waiter.timer.cancel()
+        if end == () and waiter.command.claim_id and self._is_latest(waiter):
+            del self._latest_claim[waiter.command.worker, waiter.command.claim_id]
         if waiter.abandoned or waiter.future.done():
             if isinstance(end, tuple) and end:
                 self.give_back(waiter, end)
@@ -493,20 +561,29 @@ class LeaderSession:
         epoch, _, serial = mark.partition(".")
         if not self._open or epoch != str(self._epoch) or not serial.isdecimal() or len(serial) > 20:
             return False
-        wanted = int(serial)
-        return any(waiter.serial == wanted for waiter in self._latest_claim.values())
+        return int(serial) in self._latest_claim.values()
+
+    def _is_latest(self, waiter: Waiter) -> bool:
+        """Whether this claim, which has a claim id, surely was not repeated since."""
+        return self._latest_claim.get((waiter.command.worker, waiter.command.claim_id)) == waiter.serial
 
     def give_back(self, waiter: Waiter, grants: Grants) -> None:
         """Jobs granted to a caller that is gone become ready again, the attempt not counted.
 
-        Not when the same claim was repeated meanwhile: then they are the repeat's.
+        Not when the same claim may have been repeated meanwhile, here or at a leader in between: then they are the
+        repeat's. What this reign does not know for sure is left to its lease.
         """
-        key = (waiter.command.worker, waiter.command.claim_id)
-        if waiter.command.claim_id and self._latest_claim.get(key, waiter) is not waiter:
+        if waiter.command.claim_id and not self._is_latest(waiter):
             return
         view = self._applier.view
         releases = [
             ReleaseJob(spec.id, token, 0, None) for seq, token in grants if (spec := views.spec(view, seq)) is not None
         ]
         if releases:
-            self._proposer.send(releases)
+            self._proposer.send_kept(releases)
+
+
+def _weight(waiter: Waiter) -> int:
+    """What a claim counts of `GRANT_JOBS_MAX`."""
+    command = waiter.command
+    return command.max_jobs + len(command.queues) // QUEUES_A_JOB

@@ -7,7 +7,7 @@ Not here: proposing, time, the grants. Next to read: `session.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from horae_node.core.commands import ClaimJobs
@@ -39,17 +39,17 @@ class Waiters:
 
     def __init__(self) -> None:
         self._by_queue: dict[str, dict[int, Waiter]] = {}
+        self._parked: dict[int, Waiter] = {}
         self._tickets = 0
-        self._count = 0
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._parked)
 
     def park(self, waiter: Waiter) -> None:
         """Take a place at the end of each of its queues."""
         self._tickets += 1
-        self._count += 1
         waiter.ticket = waiter.serial = self._tickets
+        self._parked[waiter.ticket] = waiter
         for queue in waiter.command.queues:
             self._by_queue.setdefault(queue, {})[waiter.ticket] = waiter
 
@@ -61,8 +61,12 @@ class Waiters:
             places = self._by_queue.get(queue)
             if places is not None and places.pop(waiter.ticket, None) is not None and not places:
                 del self._by_queue[queue]
+        del self._parked[waiter.ticket]
         waiter.ticket = 0
-        self._count -= 1
+
+    def parked(self, serial: int) -> Waiter | None:
+        """The claim of that serial while it waits."""
+        return self._parked.get(serial)
 
     def waits_on(self, queue: str) -> bool:
         return queue in self._by_queue
@@ -73,8 +77,4 @@ class Waiters:
 
     def all(self) -> list[Waiter]:
         """Every parked claim once, in order of arrival."""
-        found = {waiter.ticket: waiter for places in self._by_queue.values() for waiter in places.values()}
-        return [found[ticket] for ticket in sorted(found)]
-
-    def queues(self) -> Iterable[str]:
-        return self._by_queue.keys()
+        return list(self._parked.values())

@@ -19,6 +19,7 @@ from horae_node.core.commands import (
 from horae_node.core.invariants import check_invariants
 from horae_node.core.model import KNOWN_VERSIONS, JobSpec, Missed, Overlap, Run, ScheduleSpec, State
 from horae_node.core.results import EntryOutcome, Granted, Heartbeat, Outcome
+from horae_node.core.tables import ERASE, SETTLE
 from horae_storage.kv import Txn
 from horae_storage.memory import MemoryStore
 
@@ -112,9 +113,16 @@ class World:
         """One entry."""
         self.index += 1
         header = Header(ENTRY_VERSION, self.epoch, self.now_ms, self.lease_clock)
+        before = self._unsettled()
         entry = machine.apply(self.index, header, commands, self.txn, self.known)
         assert check_invariants(self.txn) == []
+        assert entry.unsettled or self._unsettled() <= before
         return entry
+
+    def _unsettled(self) -> set[bytes]:
+        """What the next advance has to carry on."""
+        found = (self.txn.keys(start, stop, limit=1000) for start, stop in ((SETTLE, ERASE), (ERASE + b"\xff", b"H")))
+        return {key for keys in found for key in keys}
 
     def do(self, command: Command) -> Outcome:
         """One command in an entry of its own."""

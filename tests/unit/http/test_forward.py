@@ -11,6 +11,7 @@ from tests.helpers.fake_service import FakeService, job_view
 from tests.helpers.loopback import free_port, listening
 from tests.unit.http.conftest import Node, StartNode
 
+from horae_http import forward
 from horae_node.errors import NotApplied, OutcomeUnknown
 
 CLAIM = {"worker": "w", "queues": ["default"]}
@@ -233,3 +234,49 @@ async def test_a_refusal_after_a_broken_sending_leaves_the_outcome_unknown(
     rude.on_request = [lambda: setattr(service, "url", None if then == "nobody" else other.url)]
     got = await node.send("POST", "/v1/jobs", {"task": "t", "id": "a"})
     assert (rude.requests, got.json["code"]) == (1, "outcome_unknown")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "code"),
+    [
+        ("POST", "/v1/claims", CLAIM | {"wait_seconds": 50}, "outcome_unknown"),
+        ("POST", "/v1/claims", CLAIM | {"wait_seconds": 50, "claim_id": "c"}, "outcome_unknown"),
+        ("GET", "/v1/jobs/j?wait_seconds=50", None, "no_leader"),
+    ],
+    ids=["claim", "claim with an id", "reading"],
+)
+async def test_what_waits_at_a_leader_that_nobody_knows_any_more_ends(
+    leader: Node,
+    follower: Node,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    path: str,
+    body: object,
+    code: str,
+) -> None:
+    """With the leader and another node frozen, it hung until the leader woke; new calls were refused in two seconds."""
+    monkeypatch.setattr(forward, "LEADER_WAIT_S", 0.05)
+    leader.service.gate = asyncio.Event()
+    waiting = asyncio.create_task(follower.send(method, path, body))
+    await leader.service.entered.wait()
+    follower.service.url = None
+    for _ in range(2):
+        follower.service.leader_changed()
+    async with asyncio.timeout(10):
+        assert (await waiting).json["code"] == code
+
+
+async def test_a_leader_that_is_known_again_in_time_is_waited_for(
+    leader: Node, follower: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward, "LEADER_WAIT_S", 0.05)
+    leader.service.gate = asyncio.Event()
+    waiting = asyncio.create_task(follower.send("POST", "/v1/claims", CLAIM))
+    await leader.service.entered.wait()
+    for url in (None, leader.url):
+        follower.service.url = url
+        follower.service.leader_changed()
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    leader.service.gate.set()
+    assert (await waiting).status == 200

@@ -114,6 +114,19 @@ async def test_it_is_tried_again_until_each_lease_is_surely_over(
     assert ends.calls[0].raw == ends.calls[1].raw
 
 
+@pytest.mark.parametrize("first", [NotApplied("rate_limited", "stuck"), Answer(429, PROBLEM, b"{}")])
+async def test_a_leader_that_stores_nothing_is_given_time(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, first: Answer | BaseException
+) -> None:
+    """Four tries in two seconds met the same refusal, and the jobs waited for their leases."""
+    monkeypatch.setattr(returns, "SHED_PAUSE_S", 0.05)
+    ends.answers = [first, first]
+    began_s = asyncio.get_running_loop().time()
+    await give_back(ends, call_of(CLAIM), reply_of(GRANTED))
+    assert len(ends.calls) == 3
+    assert asyncio.get_running_loop().time() - began_s >= 0.1
+
+
 async def test_a_lease_that_another_holds_by_now_is_over(ends: Ends) -> None:
     ends.answers = [wire.EndingsAnswer([refused("lease_lost"), refused("not_found")])]
     await give_back(ends, call_of(CLAIM), reply_of(GRANTED))

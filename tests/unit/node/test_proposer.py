@@ -253,3 +253,39 @@ async def test_while_no_majority_stores_anything_every_call_is_answered(monkeypa
     raft.hold = False
     await asyncio.sleep(0)
     assert await made.run_one(Nothing()) == Done(7)
+
+
+async def test_what_is_kept_waits_out_an_entry_that_is_overdue_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proposer, "COMMIT_DEADLINE_MS", 5)
+    monkeypatch.setattr(proposer, "KEPT_COMMANDS_MAX", 3)
+    made, raft, _ = make(hold=True)
+    under_way = asyncio.create_task(made.run_one(Nothing()))
+    await settle()
+    behind = asyncio.create_task(made.run_one(AdvanceTime(9)))
+    await settle()
+    made.send_kept([AdvanceTime(0), AdvanceTime(1)])
+    ends = await asyncio.gather(under_way, behind, return_exceptions=True)
+    assert [type(end) for end in ends] == [OutcomeUnknown, NotApplied]
+    assert made.queued_commands == 2
+    made.send_kept([AdvanceTime(2), AdvanceTime(3)])
+    made.send_kept([AdvanceTime(4)])
+    assert len(raft.entries) == 1
+    raft.hold = False
+    raft.commit_all()
+    await made.wait_idle()
+    assert numbers(raft.entries[1]) == [0, 1, 4]
+    assert made.queued_commands == 0
+
+
+async def test_nothing_is_kept_for_a_leader_that_lost_the_lead() -> None:
+    made, raft, session = make(hold=True)
+    under_way = asyncio.create_task(made.run_one(Nothing()))
+    await settle()
+    made.send_kept([AdvanceTime(0)])
+    session.open = False
+    made.fail_queued(NotApplied("no_leader", "gone"))
+    made.send_kept([AdvanceTime(1)])
+    raft.commit_all()
+    await under_way
+    await made.wait_idle()
+    assert (len(raft.entries), made.queued_commands) == (1, 0)
