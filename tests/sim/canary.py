@@ -17,7 +17,7 @@ from horae_node.core.commands import PutSchedule
 from horae_node.core.context import Context
 from horae_node.core.decide import finish
 from horae_node.core.decide.schedules import _Firing, decide_put_schedule
-from horae_node.core.model import Missed, Occurrence, Overlap
+from horae_node.core.model import Missed, Occurrence, Overlap, ScheduleRun
 from horae_node.core.tables import RUN, handle_of, id_key, run_of, seq_bytes
 from horae_node.leader.session import LeaderSession
 from horae_node.raft.guard import Guard, Link
@@ -116,15 +116,14 @@ def _overlap() -> tuple[object, str, object]:
 
 
 def _made_up() -> tuple[object, str, object]:
-    """What was made up for is counted on, also when a trigger was on time again."""
-    settle = _Firing.settle
+    """What was made up for is counted on for ever."""
+    replace = ScheduleRun._replace
 
-    def unforgetting(self: _Firing, *triggers: Any) -> None:
-        before = self.run.made_up
-        settle(self, *triggers)
-        self.run = self.run._replace(made_up=max(before, self.run.made_up))
+    def unforgetting(self: ScheduleRun, **fields: Any) -> ScheduleRun:
+        made_up = max(self.made_up, fields.pop("made_up", 0))
+        return replace(self, made_up=made_up, **fields)
 
-    return _Firing, "settle", unforgetting
+    return ScheduleRun, "_replace", unforgetting
 
 
 def _missing(**policy: int) -> tuple[object, str, object]:

@@ -380,8 +380,8 @@ class Workload:
                 yield from self._change(name, "put schedule", self._putting(name))
             elif what < 0.65:
                 yield from self._change(name, "pause", _pausing(name))
-                yield int(5 * SECOND * rng.random())
-                yield from self._change(name, "resume", _resuming(name, missed=rng.random() < 0.5))
+                yield int(rng.choice((5, 20)) * SECOND * rng.random())
+                yield from self._change(name, "resume", _resuming(name, missed=rng.random() < 0.7))
             elif what < 0.73:
                 yield self._ask(name, "delete schedule", _deleting(name))
             elif what < 0.85:

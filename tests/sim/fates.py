@@ -51,9 +51,15 @@ ASKED_MS: Final = 12_000
 AHEAD_MS: Final = 30
 """How far cluster time may be ahead of true time (`judge.AHEAD_MS`)."""
 
+ON_TIME_MS: Final = 1000
+"""What a leader that is there deals with within this is not late."""
+
 PUNCTUAL_MS: Final = 300
 """Once all is well nothing that is due waits longer: some 50 ms were seen. Callers come twice a second, and whatever
 they ask for lets a leader look, also one that would not wake by itself."""
+
+LAG_MS: Final = 100
+"""Cluster time that is further behind may catch up by a leap, and with it triggers."""
 
 STEADY_MS: Final = 2000
 """A reign is new for so long."""
@@ -194,12 +200,15 @@ class Course:
 class Turn:
     """The triggers of one command, one after the other: what must come of them."""
 
-    def __init__(self, course: Course, jobs: Jobs, seen_ms: int) -> None:
+    def __init__(self, course: Course, jobs: Jobs, *, now_ms: int, seen_ms: int, reign_ms: int) -> None:
+        """`seen_ms`: since when the leader says that it was at work on what is due; `reign_ms`: since when it led."""
         spec = course.spec
         self._course = course
         self._spec = spec
         self._jobs = jobs
-        self._seen_ms = seen_ms
+        self._now_ms = now_ms
+        self._seen_ms = min(seen_ms, now_ms)
+        self._reign_ms = reign_ms
         self._one_waits = jobs.is_new(course.queued_seq)
         self._has_key = jobs.has_key(spec.job)
         self._room = jobs.room(spec.job.queue)
@@ -233,6 +242,9 @@ class Turn:
             self._overlap(one)
 
     def _late_ms(self, one: Occurrence) -> int:
+        """For want of a leader: none while there is one, and it takes a second at most."""
+        if one.fire_ms >= max(self._reign_ms, self._now_ms - ON_TIME_MS):
+            return 0
         return self._seen_ms - one.fire_ms
 
     def _overlap(self, one: Occurrence) -> None:
@@ -290,11 +302,14 @@ class Fates:
         self._jobs = Jobs()
         self._waits: dict[int, list[int]] = {}
         """By number of a job that was made to wait: for whom."""
+        self._reign_ms = 0
+        """By cluster time: when the reign of now began."""
         self._opened_ms = 0
-        """By cluster time: when the reign of now began. The machine keeps the latest time that it saw, a new leader may
-        read an earlier one."""
+        """The earliest time that its leader has read: the machine keeps the latest, which may be of another one."""
         self._now_ms = 0
         self._true_ms = 0
+        self._lagged = False
+        """Cluster time was behind at the entry before: where clocks lie and honest ones are not heard, it may be."""
         self._index = 0
 
     # ------------------------------------------------------------------ entries
@@ -303,6 +318,7 @@ class Fates:
         self, index: int, true_ms: int, outcome: EntryOutcome, entry: Callable[[], tuple[Header, Sequence[Command]]]
     ) -> None:
         """The first time that it was applied anywhere. `entry`: what it is, asked for where that matters."""
+        self._lagged = self._true_ms - self._now_ms > LAG_MS
         self._index, self._true_ms, self._now_ms = index, true_ms, outcome.now_ms
         changes, at = outcome.changes, 0
         if any(_is_of_schedules(one) for one in outcome.outcomes):
@@ -372,7 +388,7 @@ class Fates:
             if any(map(self._jobs.is_live, earlier)):
                 self._report(f"job {change.seq} was granted before those that it was to wait for had ended [S14]")
         elif type(change) is EpochRaised:
-            self._opened_ms = self._now_ms
+            self._opened_ms = self._reign_ms = self._now_ms
             if self.steady_from_ms is not None:
                 self.steady_from_ms = self._true_ms
 
@@ -457,13 +473,12 @@ class Fates:
     # ------------------------------------------------------------------ what triggers do
 
     def _on_fire(self, course: Course, command: FireSchedule, own: Sequence[Change]) -> None:
-        seen_ms = min(command.seen_ms, self._now_ms)
         if command.seen_ms < self._opened_ms:
             self._report(f"{command}: nobody led at {command.seen_ms}, the reign began at {self._opened_ms} [S13]")
         self._check_punctual(course)
         sequence = [*command.occurrences, *([] if command.following is None else [command.following])]
         self._check_sequence(course, sequence, ends=command.following is None)
-        turn = Turn(course, self._jobs, seen_ms)
+        turn = self._turn(course, command.seen_ms)
         for place, one in enumerate(command.occurrences):
             if one.fire_ms > min(self._now_ms, self._true_ms + AHEAD_MS):
                 self._report(f"{course.spec.id}: {one} came early, at {self._now_ms} [S11]")
@@ -472,6 +487,9 @@ class Fates:
         course.next, course.since_ms = command.following, self._now_ms
         self._check_turn(course, turn, own)
         self._moved(course, own)
+
+    def _turn(self, course: Course, seen_ms: int) -> Turn:
+        return Turn(course, self._jobs, now_ms=self._now_ms, seen_ms=seen_ms, reign_ms=self._reign_ms)
 
     def _check_sequence(self, course: Course, sequence: list[Occurrence], *, ends: bool) -> None:
         """They are the moments that the schedule names, one after the other, from its next one on."""
@@ -488,15 +506,15 @@ class Fates:
 
     def _check_punctual(self, course: Course) -> None:
         """[L1]: once all is well, nothing waits."""
-        if self.steady_from_ms is None or course.next is None:
+        if self.steady_from_ms is None or course.next is None or self._lagged:
             return
         due_ms = max(course.next.fire_ms, course.since_ms)
-        late_ms = self._true_ms - due_ms
+        late_ms = min(self._true_ms, self._now_ms) - due_ms
         if due_ms > self.steady_from_ms + STEADY_MS and late_ms > PUNCTUAL_MS:
             self._report(f"{course.spec.id}: {course.next} came {late_ms} ms late, and all was well [L1]")
 
     def _on_backfill(self, course: Course, command: BackfillSchedule, own: Sequence[Change]) -> None:
-        turn = Turn(course, self._jobs, self._now_ms)
+        turn = self._turn(course, self._now_ms)
         for one in command.occurrences:
             if course.lines.get(one.nominal_ms) != Fate.RAN:
                 turn.make(one)
