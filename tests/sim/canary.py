@@ -25,9 +25,15 @@ from horae_node.raft.pysyncobj_adapter import PySyncObjRaft
 from horae_node.raft.pysyncobj_core import LEADER, Message
 from horae_node.raft.pysyncobj_journal import Journal
 
-SEEDS_MAX: Final = {"guard": 150, "gate": 100, "token": 20, "clock": 100, "reads": 100} | dict.fromkeys(
-    ("grace", "overlap", "made_up", "max_catch_up", "latest", "timer", "edit"), 60
-)
+SEEDS_MAX: Final = {"guard": 150, "gate": 100, "token": 20, "clock": 100, "reads": 100} | {
+    "grace": 60,
+    "overlap": 60,
+    "made_up": 100,
+    "max_catch_up": 100,
+    "latest": 150,
+    "timer": 60,
+    "edit": 60,
+}
 """How many seeds a run may need to find it: several times what it took when measured (see the README)."""
 
 

@@ -159,8 +159,9 @@ class Jobs:
         most = self._depth_max.get(queue)
         return None if most is None else most - self._depth.get(queue, 0)
 
-    def is_waiting(self, seq: int) -> bool:
-        return self._states[seq][0] in WAITING
+    def waits_in(self, queue: str, seq: int) -> bool:
+        """It has a place there: an edit may have sent later ones elsewhere."""
+        return self._specs[seq].queue == queue and self._states[seq][0] in WAITING
 
     def is_new(self, seq: int) -> bool:
         """It waits, and has not been started."""
@@ -261,7 +262,7 @@ class Turn:
         else:
             self.cancelled, self._live = self._live, []
             if self._room is not None:
-                self._room += sum(map(self._jobs.is_waiting, self.cancelled))
+                self._room += sum(self._jobs.waits_in(self._spec.job.queue, seq) for seq in self.cancelled)
             self.make(one)
 
     def make(self, one: Occurrence) -> bool:
@@ -553,14 +554,15 @@ class Fates:
         """No schedule has anything before it."""
         return all(course.next is None for course in self.courses.values())
 
-    def check_end(self, view: View) -> None:
+    def check_end(self, view: View, true_ms: int) -> None:
         """All that has come, came to something; and the ledgers say just what must have become of it."""
+        now_ms = self._now_ms + true_ms - self._true_ms
         for name, course in self.courses.items():
             found = schedule_views.find(view, name)
             if found is None:
                 self._report(f"schedule {name} is gone [S1]")
                 continue
-            if course.next is not None and course.next.fire_ms <= self._true_ms - PUNCTUAL_MS:
+            if course.next is not None and course.next.fire_ms <= now_ms - PUNCTUAL_MS:
                 self._report(f"schedule {name} has still {course.next} before it [L3]")
             ledger = schedule_views.ledger(view, found.run, 0, 2**62, len(course.lines) + 1)
             lines = [(nominal_ms, line.fate) for nominal_ms, line in ledger]

@@ -254,7 +254,7 @@ class Judge:
 
     def _check_schedules(self, view: View, jobs: dict[str, tuple[JobSpec, Run]]) -> None:
         """[S1, S10]: what was acknowledged is in the log; a line that says so has its job, and no trigger else."""
-        self.fates.check_end(view)
+        self.fates.check_end(view, self.world.true_wall_ms())
         for schedule_id, calls in self.schedules.items():
             seen = self.fates.versions.get(schedule_id, ())
             for call in calls:
