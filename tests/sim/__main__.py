@@ -40,6 +40,11 @@ FLOORS_PER_HOUR = {
     "trigger skipped_missed": 5,
     "trigger skipped_overlap": 50,
     "trigger paused": 20,
+    "trigger dropped_limit": 15,
+    "trigger backfilled": 5,
+    "schedule edited": 20,
+    "schedule rewound": 10,
+    "schedule deleted": 5,
     "submits of jobs whose record may be gone": 50,
 }
 """Less than this in an hour of a run of some hours proves nothing. Measured: several times as much."""

@@ -11,16 +11,33 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from horae_node.clock import ClusterClock
+from horae_node.core import machine
+from horae_node.core.changes import Decision, SchedulePut
+from horae_node.core.commands import PutSchedule
 from horae_node.core.context import Context
 from horae_node.core.decide import finish
+from horae_node.core.decide.schedules import _Firing, decide_put_schedule
+from horae_node.core.model import Missed, Occurrence, Overlap, ScheduleRun
 from horae_node.core.tables import RUN, handle_of, id_key, run_of, seq_bytes
+from horae_node.leader.session import LeaderSession
 from horae_node.raft.guard import Guard, Link
 from horae_node.raft.pysyncobj_adapter import PySyncObjRaft
 from horae_node.raft.pysyncobj_core import LEADER, Message
 from horae_node.raft.pysyncobj_journal import Journal
 
-SEEDS_MAX: Final = {"guard": 150, "gate": 100, "token": 20, "clock": 100, "reads": 100}
+SEEDS_MAX: Final = {"guard": 150, "gate": 100, "token": 20, "clock": 100, "reads": 100} | {
+    "grace": 60,
+    "overlap": 60,
+    "made_up": 100,
+    "max_catch_up": 100,
+    "latest": 150,
+    "timer": 60,
+    "edit": 60,
+}
 """How many seeds a run may need to find it: several times what it took when measured (see the README)."""
+
+
+FAR_MS: Final = 10**9
 
 
 @contextmanager
@@ -88,10 +105,86 @@ def _reads() -> tuple[object, str, object]:
     return PySyncObjRaft, "read_barrier", unasked
 
 
+def _grace() -> tuple[object, str, object]:
+    """A trigger that comes at all late is missed."""
+    return _Firing, "_is_missed", lambda self, occurrence: self._seen_ms > occurrence.fire_ms
+
+
+def _overlap() -> tuple[object, str, object]:
+    """Of `overlap` `skip` nothing is left."""
+    overlap = _Firing._overlap
+
+    def unlooking(self: _Firing, occurrence: Occurrence, why: str) -> None:
+        skips = self._schedule.spec.overlap == Overlap.SKIP
+        self.make(occurrence, why) if skips else overlap(self, occurrence, why)
+
+    return _Firing, "_overlap", unlooking
+
+
+def _made_up() -> tuple[object, str, object]:
+    """What was made up for is counted on for ever."""
+    replace = ScheduleRun._replace
+
+    def unforgetting(self: ScheduleRun, **fields: Any) -> ScheduleRun:
+        made_up = max(self.made_up, fields.pop("made_up", 0))
+        return replace(self, made_up=made_up, **fields)
+
+    return ScheduleRun, "_replace", unforgetting
+
+
+def _missing(**policy: int) -> tuple[object, str, object]:
+    """Missed triggers are dealt with by another policy than the schedule's."""
+    miss = _Firing._miss
+
+    def missing(self: _Firing, occurrence: Occurrence, later: Occurrence | None) -> None:
+        told = self._schedule
+        changed = {name: value for name, value in policy.items() if told.spec.missed != Missed.SKIP}
+        self._schedule = told._replace(spec=told.spec._replace(**changed))
+        miss(self, occurrence, later)
+        self._schedule = told
+
+    return _Firing, "_miss", missing
+
+
+def _timer() -> tuple[object, str, object]:
+    """No leader wakes for triggers: they come with what else does."""
+    arm = LeaderSession._arm
+
+    def arm_otherwise(self: LeaderSession) -> None:
+        before, self._fire_again_ms = self._fire_again_ms, FAR_MS
+        arm(self)
+        self._fire_again_ms = before
+
+    return LeaderSession, "_arm", arm_otherwise
+
+
+def _edit() -> tuple[object, str, object]:
+    """A replaced schedule triggers its last trigger again."""
+
+    def put(ctx: Context, command: PutSchedule) -> Decision:
+        outcome, changes = decide_put_schedule(ctx, command)
+        for change in changes:
+            assert isinstance(change, SchedulePut)
+            last_ms = None if change.before is None else change.before.last_nominal_ms
+            if last_ms is not None:
+                after = change.after._replace(next=Occurrence(last_ms, last_ms, ""), look_ms=last_ms)
+                return outcome, (change._replace(after=after),)
+        return outcome, changes
+
+    return machine, "_DECIDERS", machine._DECIDERS | {PutSchedule: put}
+
+
 _CANARIES: Final[dict[str, Callable[[], tuple[object, str, object]]]] = {
     "guard": _guard,
     "gate": _gate,
     "token": _token,
     "clock": _clock,
     "reads": _reads,
+    "grace": _grace,
+    "overlap": _overlap,
+    "made_up": _made_up,
+    "max_catch_up": lambda: _missing(max_catch_up=10**9),
+    "latest": lambda: _missing(missed=Missed.ALL),
+    "timer": _timer,
+    "edit": _edit,
 }

@@ -18,6 +18,7 @@ from tests.sim.calls import OK, PATIENCE_US, REFUSED, Ask, Call, Edge
 from tests.sim.world import MILLISECOND, SECOND, World
 
 from horae import wire
+from horae_node.service import Service
 
 QUEUES: Final = ("a", "b")
 PER_KEY_MAX: Final = 2
@@ -39,8 +40,11 @@ BULK: Final = {"bulk": "yes"}
 """The tag of the jobs that are cancelled and requeued many at once."""
 
 SCHEDULES: Final = 2
-SCHEDULE_US: Final = 60 * SECOND
-"""How long a schedule triggers: all of it is over when the run ends."""
+CRONS: Final = {"*/2 * * * * *": 2000, "*/5 * * * * *": 5000, "*/10 * * * * *": 10_000}
+"""Lines that come at even steps (ms), in whatever zone."""
+ZONES: Final = ("UTC", "America/New_York", "Asia/Kolkata")
+LAST_SCHEDULE_S: Final = 6
+"""In the end each schedule triggers for so long, and nothing else goes on."""
 
 READ_EVERY_US: Final = SECOND // 2
 
@@ -113,7 +117,11 @@ class Workload:
         self.book: dict[str, Job] = {}
         self.names: list[str] = []
         self.schedules: dict[str, list[Call]] = {}
-        """By schedule: the calls that made it."""
+        """By schedule: the calls that changed it. Each is answered with its version."""
+        self.triggered: list[Call] = []
+        """Triggers by hand. Each is answered with the id of its job."""
+        self.open_plans = SCHEDULES
+        """Schedules that have not come to their last end."""
         self.calm = False
         self.closing = False
         self._good: dict[str, str] = {}
@@ -155,7 +163,7 @@ class Workload:
         when = rng.random()
         if when < 0.3:
             due_ms = self.world.true_wall_ms() + int(rng.random() * 15_000)
-            keys["run_at"] = _UNIX + timedelta(milliseconds=due_ms)
+            keys["run_at"] = _moment(due_ms)
         elif when < 0.45:
             delay_ms = int(rng.random() * 10_000)
             keys["delay_seconds"] = delay_ms / 1000
@@ -360,35 +368,98 @@ class Workload:
             yield 5 * SECOND
 
     def _planner(self, name: str) -> Script:
-        """Makes one schedule, and pauses and resumes it."""
+        """Makes one schedule, and does with it all that may be done. In the end it triggers for a while alone."""
         rng = self.rng
+        self.schedules[name] = []
         yield int(20 * SECOND * rng.random())
-        missed = rng.choice(("skip", "latest", "all"))
+        yield from self._change(name, "put schedule", self._putting(name))
+        while not self.closing:
+            yield min(int(8 * SECOND * rng.expovariate(1.0)), 20 * SECOND)
+            what = rng.random()
+            if what < 0.3:
+                yield from self._change(name, "put schedule", self._putting(name))
+            elif what < 0.65:
+                yield from self._change(name, "pause", _pausing(name))
+                yield int(rng.choice((5, 20)) * SECOND * rng.random())
+                yield from self._change(name, "resume", _resuming(name, missed=rng.random() < 0.7))
+            elif what < 0.73:
+                yield self._ask(name, "delete schedule", _deleting(name))
+            elif what < 0.85:
+                yield self._ask(name, "trigger", _triggering(name), note=self.triggered)
+            else:
+                yield self._ask(name, "backfill", self._backfilling(name))
+        yield from self._end_schedule(name)
+
+    def _end_schedule(self, name: str) -> Script:
+        """Again and again, until it is over: an earlier change may yet take effect, late. Cluster time may lag."""
+        last: int | None = None
+        while True:
+            if last is None:
+                ends_ms = self.world.true_wall_ms() + LAST_SCHEDULE_S * 1000
+                request = self._draw_schedule(every_seconds=float(self.rng.choice((1, 2))), ends_at=_moment(ends_ms))
+                call = yield from self._change(name, "put schedule", _putting(name, request, None))
+                last = call.value if call.how == OK else None
+            yield self._backoff_us() if last is None else (LAST_SCHEDULE_S + 2) * SECOND
+            call = yield self._ask(name, "read schedule", _looking_at(name))
+            if call.how == OK and call.value == (last, None):
+                break
+            if call.how == REFUSED or (call.how == OK and call.value[0] != last):
+                last = None
+        self.open_plans -= 1
+
+    def _change(self, name: str, kind: str, ask: Ask) -> Generator[Effect, Any, Call]:
+        """Repeated until it is answered; at times given up."""
+        while True:
+            call: Call = yield self._ask(name, kind, ask, note=self.schedules[name])
+            if call.how in (OK, REFUSED) or self.rng.random() < 0.2:
+                return call
+            yield self._backoff_us()
+
+    def _putting(self, name: str) -> Ask:
+        """With a guard at times, which holds or does not."""
+        rng = self.rng
+        versions = [call.value for call in self.schedules[name] if call.how == OK]
+        guard = rng.choice((None, None, 0, versions[-1], versions[-1], rng.choice(versions))) if versions else None
+        times: dict[str, Any] = {}
+        if rng.random() < 0.3:
+            times["cron"], times["timezone"] = rng.choice(tuple(CRONS)), rng.choice(ZONES)
+        else:
+            times["every_seconds"] = float(rng.choice((2, 3, 5, 10)))
+        now_ms = self.world.true_wall_ms()
+        if rng.random() < 0.15:
+            times["starts_at"] = _moment(now_ms + rng.randint(-5000, 5000))
+        if rng.random() < 0.15:
+            times["ends_at"] = _moment(now_ms + rng.randint(15_000, 40_000))
+        jitter_s = rng.choice((0.0, 0.0, 0.5, 20.0))
+        return _putting(name, self._draw_schedule(jitter_seconds=jitter_s, paused=rng.random() < 0.05, **times), guard)
+
+    def _draw_schedule(self, **keys: Any) -> wire.ScheduleRequest:
+        rng = self.rng
+        missed = rng.choice(("skip", "latest", "latest", "all", "all"))
+        overlap = "allow" if missed == "all" else rng.choice(("allow", "skip", "skip", "queue", "cancel"))
+        has_key = overlap in ("allow", "skip") and rng.random() < 0.2
         template = wire.SubmitRequest(
-            task="t", queue=rng.choice(QUEUES), lease_seconds=2.0, retention_seconds=KEEP_SECONDS
+            task="t",
+            queue=rng.choice(QUEUES),
+            lease_seconds=2.0,
+            retention_seconds=KEEP_SECONDS,
+            unique_key=f"u{rng.randrange(3)}" if has_key else None,
         )
-        request = wire.ScheduleRequest(
-            every_seconds=rng.choice((1.0, 2.0, 5.0)),
+        return wire.ScheduleRequest(
             job=template,
             missed=missed,
-            overlap="allow" if missed == "all" else rng.choice(("allow", "skip", "queue", "cancel")),
+            overlap=overlap,
             grace_seconds=rng.choice((0.0, 1.0, 10.0)),
             catch_up_seconds=rng.choice((3.0, 100.0)),
-            max_catch_up=rng.choice((2, 1000)),
-            jitter_seconds=rng.choice((0.0, 0.5)),
-            ends_at=_UNIX + timedelta(milliseconds=self.world.true_wall_ms() + SCHEDULE_US // MILLISECOND),
+            max_catch_up=rng.choice((1, 2, 1000)),
+            **keys,
         )
-        calls = self.schedules[name] = []
-        while True:
-            call: Call = yield self._ask(name, "put schedule", _putting(name, request), note=calls)
-            if call.how in (OK, REFUSED) or rng.random() < 0.05:
-                break
-            yield self._backoff_us()
-        while not self.closing and rng.random() < 0.8:
-            yield int(10 * SECOND * rng.random())
-            yield self._ask(name, "pause", _pausing(name))
-            yield int(5 * SECOND * rng.random())
-            yield self._ask(name, "resume", _resuming(name, missed=rng.random() < 0.5))
+
+    def _backfilling(self, name: str) -> Ask:
+        """Some of the last moments."""
+        to_ms = self.world.true_wall_ms() - self.rng.randint(100, 10_000)
+        request = wire.BackfillRequest(from_=_moment(to_ms - self.rng.randint(1000, 20_000)), to=_moment(to_ms))
+        return lambda service: service.schedules.backfill(name, request)
 
     def _some_job(self) -> str:
         """A recent one, mostly."""
@@ -461,16 +532,48 @@ def _submitting(job: Job) -> Ask:
     return lambda service: service.submit(job.request)
 
 
-def _putting(schedule_id: str, request: wire.ScheduleRequest) -> Ask:
-    return lambda service: service.schedules.put(schedule_id, request, None)
+def _moment(moment_ms: int) -> datetime:
+    return _UNIX + timedelta(milliseconds=moment_ms)
+
+
+def _putting(schedule_id: str, request: wire.ScheduleRequest, if_version: int | None) -> Ask:
+    async def put(service: Service) -> int:
+        return (await service.schedules.put(schedule_id, request, if_version))[0].version
+
+    return put
 
 
 def _pausing(schedule_id: str) -> Ask:
-    return lambda service: service.schedules.pause(schedule_id)
+    async def pause(service: Service) -> int:
+        return (await service.schedules.pause(schedule_id)).version
+
+    return pause
 
 
 def _resuming(schedule_id: str, *, missed: bool) -> Ask:
-    return lambda service: service.schedules.resume(schedule_id, missed=missed)
+    async def resume(service: Service) -> int:
+        return (await service.schedules.resume(schedule_id, missed=missed)).version
+
+    return resume
+
+
+def _deleting(schedule_id: str) -> Ask:
+    return lambda service: service.schedules.delete(schedule_id)
+
+
+def _triggering(schedule_id: str) -> Ask:
+    async def trigger(service: Service) -> str:
+        return (await service.schedules.trigger(schedule_id))[0].id
+
+    return trigger
+
+
+def _looking_at(schedule_id: str) -> Ask:
+    async def read(service: Service) -> tuple[int, str | None]:
+        view = await service.schedules.read(schedule_id, local=False)
+        return view.version, view.next_nominal_time
+
+    return read
 
 
 def _cancelling_many() -> Ask:

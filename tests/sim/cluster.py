@@ -10,7 +10,7 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -25,6 +25,7 @@ from tests.sim.operator import CHANCE, SPARES_MAX, Operator
 from tests.sim.story import Story
 from tests.sim.world import SECOND, World
 
+from horae_node import ids
 from horae_node.core.views import meta
 from horae_node.raft import snapshots
 from horae_node.raft.port import Member
@@ -98,7 +99,7 @@ class Cluster:
             machine.clock.wall_offset_ms = operator_rng.randint(-HONEST_MS, HONEST_MS)
         self.edge = Edge(self.world, dice("edge"), self.machines)
         self.workload = Workload(self.world, self.edge, dice("callers"), self.ids)
-        self.judge = Judge(self.world, self.workload.book, self.workload.schedules)
+        self.judge = Judge(self.world, self.workload.book, self.workload.schedules, self.workload.triggered)
         self.edge.max_applied = lambda: self.judge.max_applied
         self.edge.on_answer = self.judge.on_answer
         self.tell: Callable[[str], None] = lambda line: None
@@ -218,6 +219,7 @@ class Cluster:
             judge.report("no leader serves though all is healed [L2]")
             return
         self.workload.closing = True
+        judge.fates.steady_from_ms = self.world.true_wall_ms()
         if self._pass(DRAIN_US, self._is_done):
             judge.count("drain seconds", (self.world.now_us - began_us) // SECOND)
             judge.check_end(self._states())
@@ -231,7 +233,9 @@ class Cluster:
 
     def _is_done(self) -> bool:
         """All callers have their answers, all jobs have finished, and all nodes stand where anyone has ever stood."""
-        if self.operator.busy or self.workload.open_submits or any(machine.running is None for machine in self._well()):
+        if self.operator.busy or self.workload.open_submits or self.workload.open_plans:
+            return False
+        if any(machine.running is None for machine in self._well()) or not self.judge.fates.is_over():
             return False
         views_ = list(self._states().values())
         metas = [meta(view) for view in views_]
@@ -275,6 +279,7 @@ def _draw_knobs(rng: random.Random) -> dict[str, int]:
 def run(seed: int, schedule: list[Fault] | None = None, story: Story | None = None) -> Report:
     """One run from one seed; with `schedule`, these faults in the place of the seed's own; told to `story`."""
     usual_bytes, snapshots.PIECE_BYTES = snapshots.PIECE_BYTES, PIECE_BYTES  # type: ignore[misc]
+    usual_digits, ids._next_digits = ids._next_digits, _digits(_Dice(seed)("ids")).__next__
     directory = Path(tempfile.mkdtemp(prefix="horae-sim-", dir=_fast_directory()))
     gc.disable()
     began_s = time.process_time()
@@ -299,9 +304,16 @@ def run(seed: int, schedule: list[Fault] | None = None, story: Story | None = No
         )
     finally:
         snapshots.PIECE_BYTES = usual_bytes  # type: ignore[misc]
+        ids._next_digits = usual_digits
         shutil.rmtree(directory, ignore_errors=True)
         gc.enable()
         gc.collect()
+
+
+def _digits(rng: random.Random) -> Iterator[str]:
+    """What nodes make ids of."""
+    while True:
+        yield f"{rng.getrandbits(4 * ids._DIGITS):0{ids._DIGITS}x}"
 
 
 def _fast_directory() -> str | None:

@@ -12,10 +12,11 @@ from zlib import crc32
 
 from tests.sim.calls import FAIL, INFO, OK, REFUSED, Call
 from tests.sim.clients import PER_KEY_MAX, Job
+from tests.sim.fates import Fates
 from tests.sim.world import MILLISECOND, SECOND, World
 
 from horae.wire import Event
-from horae_node.core import schedule_views, views
+from horae_node.core import views
 from horae_node.core.digest import every_row
 from horae_node.core.invariants import check_invariants
 from horae_node.core.model import FINISHED, LINKS_VERSION, Fate, JobSpec, Run, State
@@ -48,10 +49,13 @@ DRIFT: Final = 0.002
 
 
 class Judge:
-    def __init__(self, world: World, book: dict[str, Job], schedules: dict[str, list[Call]]) -> None:
+    def __init__(
+        self, world: World, book: dict[str, Job], schedules: dict[str, list[Call]], triggered: list[Call]
+    ) -> None:
         self.world = world
         self.book = book
         self.schedules = schedules
+        self.triggered = triggered
         self.findings: list[str] = []
         self.digest = 0
         """Of everything that happened: equal for equal runs."""
@@ -71,6 +75,7 @@ class Judge:
         """Jobs made before the cluster had taken up the rules by which their ids are remembered."""
         self._lags_ms: dict[str, int] = {}
         """By job: how far cluster time lagged when it was made."""
+        self.fates = Fates(self.report, self.count)
 
     def report(self, what: str) -> None:
         self.findings.append(f"[{self.world.now_us / SECOND:.3f} s] {what}")
@@ -92,7 +97,7 @@ class Judge:
         known = self._digests.get(index)
         if known is None:
             self._digests[index] = digest
-            self._on_first(view, index, outcome)
+            self._on_first(life, index, outcome)
         elif known != digest:
             self.report(f"{life.node_id} has another state at index {index}: {digest:08x}, not {known:08x} [S18, S20]")
         self.digest = crc32(b"%d %d %d %s" % (self.world.now_us, index, digest, life.node_id.encode()), self.digest)
@@ -105,12 +110,15 @@ class Judge:
         if known != events:
             self.report(f"{life.node_id} tells other events of entry {index}: {events}, not {known} [S23]")
 
-    def _on_first(self, view: View, index: int, outcome: EntryOutcome) -> None:
+    def _on_first(self, life: Life, index: int, outcome: EntryOutcome) -> None:
         """The first time that this entry was applied anywhere."""
+        node = life.node
+        view = node.applier.view
         if index != self.max_applied + 1 and self.max_applied:
             self.report(f"entry {index} was applied after {self.max_applied} [S20]")
         self.max_applied = max(self.max_applied, index)
         lag_ms = self._check_time(views.meta(view).now_ms)
+        self.fates.on_entry(index, self.world.true_wall_ms(), outcome, lambda: node.entry(index))
         for one in outcome.outcomes:
             if isinstance(one, Granted):
                 if not one.repeated:
@@ -225,8 +233,7 @@ class Judge:
         for job_id, (spec, _) in jobs.items():
             if job_id not in self.book and spec.schedule_id not in self.schedules:
                 self.report(f"{job_id} is there, nobody submitted it [S2]")
-        for schedule_id, calls in self.schedules.items():
-            self._check_schedule(view, schedule_id, calls, jobs)
+        self._check_schedules(view, jobs)
         for job in self.book.values():
             found = jobs.get(job.job_id)
             self._check_job(job, found)
@@ -245,34 +252,21 @@ class Judge:
                     self.report(f"{node_id} tells {event}, another node {shown[event.id]} [S23]")
         self.count("events", len(shown))
 
-    def _check_schedule(
-        self, view: View, schedule_id: str, calls: list[Call], jobs: dict[str, tuple[JobSpec, Run]]
-    ) -> None:
-        """[S10, S13]: each moment that it names is in the ledger, once, and has its job exactly where that says so."""
-        found = schedule_views.find(view, schedule_id)
-        if found is None:
-            if any(call.how == OK for call in calls):
-                self.report(f"schedule {schedule_id} was acknowledged and is gone [S1]")
-            return
-        spec, run = found
-        assert spec.every_ms is not None
-        assert spec.ends_ms is not None
-        until_ms = spec.ends_ms + 1 if run.next is None else run.next.nominal_ms
-        if run.next is not None and run.next.fire_ms <= views.meta(view).now_ms - SILENCE_MS:
-            self.report(f"schedule {schedule_id} still has {run.next} before it [L3]")
-        lines = schedule_views.ledger(view, run, 0, 2**62, 10_000)
-        first_ms = min((nominal_ms for nominal_ms, _ in lines), default=until_ms)
-        if first_ms > run.created_ms + spec.every_ms:
-            self.report(f"schedule {schedule_id}, made at {run.created_ms}, begins at {first_ms} [S10]")
-        wanted = list(range(first_ms, until_ms, spec.every_ms))
-        if [nominal_ms for nominal_ms, _ in lines] != wanted:
-            self.report(f"the ledger of {schedule_id} has {[line[0] for line in lines]}, expected {wanted} [S10]")
-        ran = {trigger_id(schedule_id, nominal_ms) for nominal_ms, line in lines if line.fate == Fate.RAN}
-        made = {job_id for job_id, (job, _) in jobs.items() if job.schedule_id == schedule_id}
-        if ran != made:
-            self.report(f"{schedule_id}: {sorted(ran ^ made)} [S10]")
-        for _, line in lines:
-            self.count(f"trigger {Fate(line.fate).name.lower()}")
+    def _check_schedules(self, view: View, jobs: dict[str, tuple[JobSpec, Run]]) -> None:
+        """[S1, S10]: what was acknowledged is in the log; a line that says so has its job, and no trigger else."""
+        self.fates.check_end(view, self.world.true_wall_ms())
+        for schedule_id, calls in self.schedules.items():
+            seen = self.fates.versions.get(schedule_id, ())
+            for call in calls:
+                if call.how == OK and call.value not in seen:
+                    self.report(f"version {call.value} of schedule {schedule_id} was acknowledged, and never was [S1]")
+        for call in self.triggered:
+            if call.how == OK and call.value not in jobs:
+                self.report(f"{call.value} was triggered by hand, and is not there [S1]")
+        for schedule_id, course in self.fates.courses.items():
+            ran = {trigger_id(schedule_id, nominal_ms) for nominal_ms, fate in course.lines.items() if fate == Fate.RAN}
+            if missing := sorted(ran - jobs.keys()):
+                self.report(f"{missing} are said to have run, and are not there [S10]")
 
     def _check_job(self, job: Job, found: tuple[JobSpec, Run] | None) -> None:
         if job.job_id in self._early and job.fleeting:

@@ -17,7 +17,9 @@ from tests.sim.disk import ROOM_BYTES, Disk
 from tests.sim.network import Network, SimTransport
 from tests.sim.world import MILLISECOND, SECOND, Clock, Handle, Process, World
 
+from horae_node.codec import split_entry
 from horae_node.config import Address, NodeConfig
+from horae_node.core.commands import Command, Header
 from horae_node.core.model import KNOWN_VERSIONS
 from horae_node.core.results import EntryOutcome
 from horae_node.raft.port import Member, Roster
@@ -106,6 +108,11 @@ class WatchedNode(Node):
     def _on_fatal(self, error: BaseException) -> None:
         super()._on_fatal(error)
         self.machine.on_fatal(self.life, error)
+
+    def entry(self, index: int) -> tuple[Header, tuple[Command, ...]]:
+        """What was just applied, as its leader stamped it."""
+        (entry,) = self._raft._journal.entries(index, index)
+        return split_entry(entry.data[1:])
 
     @property
     def raft(self) -> Any:

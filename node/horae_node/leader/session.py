@@ -52,6 +52,10 @@ STAMP_MS = 5000
 """While leases run, the lease clock is written down at least so often: the next leader counts on from there, and what
 had run of a dead worker's lease since then runs again."""
 
+ON_TIME_MS = 1000
+"""What a leader that is there fires within this is not late, whatever the grace: its timer's own lateness, and entries
+that are under way. Not all that is due in a reign: a node that slept for an hour may lead on."""
+
 GRANT_JOBS_MAX = 400
 """Jobs that one entry's claims ask for, unless a single one asks for more: some 15 ms of each node's loop."""
 
@@ -120,7 +124,10 @@ class LeaderSession:
         self._fire_ms: int | None = None
         """When the next trigger comes, as the last look had it: no entry pays for another."""
         self._seen_ms: int | None = None
-        """By cluster time: since when triggers have been due without a pause, in this reign."""
+        """By cluster time: since when triggers have been due without a pause, in this reign; `ON_TIME_MS` before that,
+        if it had begun by then."""
+        self._opened_ms = 0
+        """By cluster time: when this reign began."""
         self._stamped_ms = 0
         self._timer: asyncio.TimerHandle | None = None
         self._arming: asyncio.TimerHandle | None = None
@@ -166,6 +173,7 @@ class LeaderSession:
     def _begin(self) -> None:
         meta = self._applier.meta()
         self._lease_base = meta.lease_clock
+        self._opened_ms = meta.now_ms
         self._mono_base_ms = self._clock.monotonic_ms()
         self._asked.clear()
         self._nothing_ready.clear()
@@ -335,7 +343,7 @@ class LeaderSession:
         """The triggers of schedules that have come. `ready`, jobs per queue, gains those that they will make."""
         chunks = []
         if self._seen_ms is None:
-            self._seen_ms = header.now_ms
+            self._seen_ms = max(self._opened_ms, header.now_ms - ON_TIME_MS)
         for firing in self.scheduler.firings(self._applier.view, header.now_ms, self._seen_ms):
             chunks.append(self._proposer.chunk(firing.command))
             if firing.jobs:

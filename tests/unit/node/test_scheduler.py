@@ -41,6 +41,7 @@ from horae_node.leader.scheduler import (
     fire_command,
     next_occurrence,
 )
+from horae_node.leader.session import ON_TIME_MS
 from horae_storage.kv import View
 
 HOUR_MS = 3_600_000
@@ -369,3 +370,41 @@ async def test_what_waits_its_turn_behind_others_is_not_missed():
         (await node.service.schedules.triggers(f"s{number:02d}", query)).triggers[0] for number in range(WORK_MAX + 5)
     ]
     assert {line.outcome for line in first} == {"ran"}
+
+
+async def every_two_seconds(node: OneNode) -> None:
+    """A schedule `s` that skips what is missed, without grace; the clock stands at a moment of it."""
+    await node.proposer.run_one(RaiseMachineVersion(4))
+    node.clock.advance(-node.clock.wall_ms() % 2000)
+    body = {"every_seconds": 2, "grace_seconds": 0, "job": {"task": "t"}, "missed": "skip"}
+    await node.service.schedules.put("s", msgspec.convert(body, wire.ScheduleRequest), None)
+
+
+async def outcomes(node: OneNode) -> list[str]:
+    lines = await node.service.schedules.triggers("s", wire.TriggersQuery(consistency="local"))
+    return [line.outcome for line in lines.triggers]
+
+
+async def reign_again(node: OneNode) -> None:
+    node.session.close()
+    await node.session.open_epoch(node.raft.term)
+
+
+async def test_with_no_grace_a_trigger_is_not_missed_while_a_leader_is_there():
+    """A timer's own millisecond, or an entry under way, made it late."""
+    node = await OneNode().open()
+    await every_two_seconds(node)
+    await reign_again(node)
+    await node.pass_ms(2003)
+    await node.pass_ms(1997 + ON_TIME_MS)
+    await node.pass_ms(2001)
+    assert await outcomes(node) == ["ran", "ran", "skipped_missed"]
+
+
+async def test_with_no_grace_what_came_before_the_reign_is_missed():
+    node = await OneNode().open()
+    await every_two_seconds(node)
+    node.clock.advance(2001)
+    await reign_again(node)
+    await node.pass_ms(1)
+    assert await outcomes(node) == ["skipped_missed"]
