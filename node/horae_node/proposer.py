@@ -319,11 +319,12 @@ class Proposer:
 
     def _note_backlog(self) -> None:
         """How fast commands are stored counts while some wait: what comes one by one says nothing of how many can."""
-        for drain in (self._commands_drain, self._bytes_drain):
-            if self._queued_commands:
-                drain.begin()
-            else:
-                drain.pause()
+        if self._queued_commands:
+            self._commands_drain.begin()
+            self._bytes_drain.begin()
+        elif self._commands_drain.busy:
+            self._commands_drain.pause()
+            self._bytes_drain.pause()
 
     def _may_propose(self) -> bool:
         return not self._in_flight or (

@@ -73,6 +73,10 @@ class Drain:
         self._units = self._busy_s = 0.0
         self._since_s: float | None = None
 
+    @property
+    def busy(self) -> bool:
+        return self._since_s is not None
+
     def begin(self) -> None:
         """There is something to do from now on. A second call does nothing."""
         if self._since_s is None:

@@ -116,8 +116,8 @@ class GroupedLog:
         self._commit_index = 0
         self._first_index = 0
         self._last_index = -1  # below the first: empty
-        self._sealed = 0
-        self._durable = 0
+        self.sealed = 0
+        self.durable = 0
         self._durable_callback: Callable[[int], None] = _ignore
         self._failure_callback: Callable[[BaseException], None] = _ignore
 
@@ -158,19 +158,11 @@ class GroupedLog:
 
     def seal(self) -> int:
         if self._changes:
-            self._sealed += 1
+            self.sealed += 1
             changes, self._changes = self._changes, []
             data_bytes, self._data_bytes = self._data_bytes, 0
-            self._hand_over(Group(self._sealed, changes, self._commit_index, data_bytes))
-        return self._sealed
-
-    @property
-    def sealed(self) -> int:
-        return self._sealed
-
-    @property
-    def durable(self) -> int:
-        return self._durable
+            self._hand_over(Group(self.sealed, changes, self._commit_index, data_bytes))
+        return self.sealed
 
     def on_durable(self, callback: Callable[[int], None]) -> None:
         self._durable_callback = callback

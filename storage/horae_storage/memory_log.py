@@ -44,10 +44,10 @@ class MemoryRaftLog(GroupedLog):
                 self._held_told = True
                 self._failure_callback(self._held)
             return
-        batch = fold(self._take_sealed(self._sealed if through is None else through))
+        batch = fold(self._take_sealed(self.sealed if through is None else through))
         if batch.number:
             self._disk.write(batch)
-            self._durable = batch.number
+            self.durable = batch.number
             self._durable_callback(batch.number)
 
     def hold(self, reason: StorageFull | None) -> None:
@@ -70,7 +70,7 @@ class MemoryRaftLog(GroupedLog):
         self._closed = True
         restarted = MemoryRaftLog(self._post)
         restarted._disk = self._disk
-        restarted._disk.write(fold(self._take_sealed(self._durable + keep_groups)))
+        restarted._disk.write(fold(self._take_sealed(self.durable + keep_groups)))
         return restarted
 
     def size_bytes(self) -> int:

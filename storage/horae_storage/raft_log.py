@@ -285,9 +285,9 @@ class LmdbRaftLog(GroupedLog):
 
     def _end_write(self) -> None:
         assert self._under_way is not None
-        self._durable, self._under_way = self._under_way, None
+        self.durable, self._under_way = self._under_way, None
         self._write_next()
-        self._durable_callback(self._durable)
+        self._durable_callback(self.durable)
 
     def _on_told(self) -> None:
         """The thread said something."""

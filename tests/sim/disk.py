@@ -68,7 +68,7 @@ class SimLog(MemoryRaftLog):
             self._begin()
 
     def _begin(self) -> None:
-        self._writing_through = self._sealed
+        self._writing_through = self.sealed
         self._sim.world.after(self._sim.latency_us(), self._process, self._finish)
 
     def _finish(self) -> None:
@@ -95,11 +95,11 @@ class SimLog(MemoryRaftLog):
     def after_crash(self) -> SimLog:
         """The log that a restart finds. This one is dead."""
         self._closed = True
-        keep = self._durable
+        keep = self.durable
         # While the disk is full or broken the transaction under way cannot have got there.
         if self._writing_through and not self._sim.full and not self._sim.broken and self._sim.rng.random() < 0.5:
             keep = self._writing_through
-        found = self.crash(keep - self._durable)
+        found = self.crash(keep - self.durable)
         restarted = SimLog(self._sim)
         restarted._disk = found._disk
         return restarted

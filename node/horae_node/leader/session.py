@@ -16,6 +16,7 @@ from horae_node import codec
 from horae_node.applier import Applier
 from horae_node.clock import Clock, ClusterClock
 from horae_node.core import machine, views
+from horae_node.core.changes import JobSubmitted
 from horae_node.core.commands import (
     ENTRY_VERSION,
     AdvanceTime,
@@ -28,6 +29,7 @@ from horae_node.core.commands import (
     ReleaseJob,
 )
 from horae_node.core.results import EntryOutcome, EpochOpened, Granted, Outcome
+from horae_node.core.tables import S_READY
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.leader.scheduler import Scheduler
 from horae_node.leader.waiters import Grants, Waiter, Waiters
@@ -103,7 +105,8 @@ class LeaderSession:
         self._loop = asyncio.get_running_loop()
         self.cluster_clock = ClusterClock(clock, node_id)
         self.waiters = Waiters()
-        self._open = False
+        self.open = False
+        """This node leads, and its epoch is open."""
         self._draining = False
         self._term = 0
         self._epoch = 0
@@ -144,10 +147,6 @@ class LeaderSession:
     # ------------------------------------------------------------------ the reign
 
     @property
-    def open(self) -> bool:
-        return self._open
-
-    @property
     def epoch(self) -> int:
         return self._epoch
 
@@ -186,7 +185,7 @@ class LeaderSession:
         self._seen_ms = None
         self.scheduler.begin()
         self._stamped_ms = self._mono_base_ms
-        self._open = True
+        self.open = True
         self._arm()
         self._on_change()
         self._proposer.kick()
@@ -204,13 +203,13 @@ class LeaderSession:
     @property
     def granting(self) -> bool:
         """Claims may be parked here."""
-        return self._open and not self._draining
+        return self.open and not self._draining
 
     def close(self) -> None:
         """Leadership is lost: every waiting claim is answered at once, so that it can go to the new leader."""
-        if not self._open:
+        if not self.open:
             return
-        self._open = False
+        self.open = False
         for timer in (self._timer, self._arming, *self._until_token.values()):
             if timer is not None:
                 timer.cancel()
@@ -255,7 +254,7 @@ class LeaderSession:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if not self._open or self._advancing or self._firing:
+        if not self.open or self._advancing or self._firing:
             return
         delays = []
         self._deadline = machine.next_deadline(self._applier.view)
@@ -404,7 +403,7 @@ class LeaderSession:
 
     def on_entry(self, outcome: EntryOutcome) -> None:
         """After each applied entry: queues that gained ready jobs may have somebody waiting; deadlines have moved."""
-        if not self._open:
+        if not self.open:
             return
         self._stamped_ms = self._clock.monotonic_ms()
         for queue in outcome.ready_queues:
@@ -414,7 +413,8 @@ class LeaderSession:
         if outcome.unsettled:
             self._unsettled = True
             self._deadline = self._deadline._replace(wall_ms=0)
-        self._arm_soon()
+        if not _is_one_ready(outcome):
+            self._arm_soon()
         if self._check or outcome.unsettled:
             self._proposer.kick()
 
@@ -422,7 +422,7 @@ class LeaderSession:
         self._advancing = self._settling = False
         self._arm()
         answered, self._behind_this = self._behind_this, {}
-        if self._unsettled and self._open and not self._is_due(self.header()):
+        if self._unsettled and self.open and not self._is_due(self.header()):
             self._unsettled = False  # it left before this one, and lay behind it in the log
             answered |= self._behind_next
             self._behind_next = {}
@@ -461,7 +461,7 @@ class LeaderSession:
     def _on_late(self, waiter: Waiter, outcomes: Sequence[Outcome]) -> None:
         """Its caller hung up, or was told that nobody knows: whatever it was granted goes to a repeat, or back."""
         (granted,) = outcomes
-        if isinstance(granted, Granted) and granted.grants and self._open:
+        if isinstance(granted, Granted) and granted.grants and self.open:
             self._wake_repeat(waiter)
             self.give_back(waiter, granted.grants)
 
@@ -567,7 +567,7 @@ class LeaderSession:
     def is_latest(self, mark: str) -> bool:
         """Whether this is a claim with a claim id that surely was not repeated since."""
         epoch, _, serial = mark.partition(".")
-        if not self._open or epoch != str(self._epoch) or not serial.isdecimal() or len(serial) > 20:
+        if not self.open or epoch != str(self._epoch) or not serial.isdecimal() or len(serial) > 20:
             return False
         return int(serial) in self._latest_claim.values()
 
@@ -595,3 +595,11 @@ def _weight(waiter: Waiter) -> int:
     """What a claim counts of `GRANT_JOBS_MAX`."""
     command = waiter.command
     return command.max_jobs + len(command.queues) // QUEUES_A_JOB
+
+
+def _is_one_ready(outcome: EntryOutcome) -> bool:
+    """Nothing but a submit of a job that is ready, and stays so: no moment comes sooner than before."""
+    if len(outcome.changes) != 1:
+        return False
+    change = outcome.changes[0]
+    return type(change) is JobSubmitted and change.run.state == S_READY and change.spec.expires_at_ms is None

@@ -162,6 +162,12 @@ class _Library(SyncObj):  # type: ignore[misc]
     def _SyncObj__getCurrentLogIndex(self) -> int:
         return self._SyncObj__raftLog.last_index  # type: ignore[no-any-return]
 
+    def _SyncObj__getEntries(self, start: int, count: int | None = None, bytes_max: int | None = None) -> Any:
+        # One at a time it is asked for the term of an entry, several times an entry.
+        if count == 1:
+            return self._SyncObj__raftLog.one(start)
+        return super()._SyncObj__getEntries(start, count, bytes_max)
+
     def _SyncObj__tryLogCompaction(self) -> None:
         """The adapter decides when to compact, the guard cuts."""
 

@@ -98,6 +98,12 @@ class Journal:
         at = index - self._entries[0].log_index
         return self._entries[at].term if 0 <= at < len(self._entries) else None
 
+    def one(self, index: int) -> list[LogEntry]:
+        """The entry at `index` alone; none when it is not kept."""
+        entries = self._entries
+        at = index - entries[0].log_index
+        return entries[at : at + 1] if at >= 0 else []
+
     def entries(self, start: int, last: int) -> list[LogEntry]:
         """The entries from index `start` to `last`, both kept."""
         first = self._entries[0].log_index

@@ -63,6 +63,26 @@ async def test_a_due_job_travels_with_its_grant() -> None:
     assert last_commands(node) == [AdvanceTime.__name__, ClaimJobs.__name__]
 
 
+async def test_only_what_may_bring_a_moment_closer_makes_the_leader_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = await OneNode().open()
+    looks: list[object] = []
+    real = session.machine.next_deadline
+    monkeypatch.setattr(session.machine, "next_deadline", lambda view: (looks.append(view), real(view))[1])
+    await asyncio.sleep(0.02)
+    looks.clear()
+    await node.submit()
+    await asyncio.sleep(0.02)
+    assert looks == []
+    for options in ({"delay_seconds": 60}, {"ttl_seconds": 60}):
+        await node.submit(**options)
+        await asyncio.sleep(0.02)
+        assert looks
+        looks.clear()
+    await node.pass_ms(60_001)
+    states = [view.state for view in (await node.service.jobs(wire.JobsQuery())).jobs]
+    assert states == ["expired", "ready", "ready"]
+
+
 async def test_the_job_of_a_trigger_travels_with_its_grant() -> None:
     node = await OneNode().open()
     node.proposer.send([RaiseMachineVersion(SCHEDULES_VERSION)])

@@ -45,6 +45,7 @@ METHODS = [
     "doApplyCommand",
     "generateRaftTimeout",
     "getCurrentLogIndex",
+    "getEntries",
     "loadDumpFile",
     "sendAppendEntries",
     "setCurrentTerm",
