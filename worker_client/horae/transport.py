@@ -30,6 +30,8 @@ TRY_SECONDS = 5.0
 """How long one node may be silent before another is asked: above `LEADER_SECONDS`."""
 LEADER_SECONDS = 2.0
 """A node without a leader waits so long for one before it says so."""
+LEAST_TRY_SECONDS = 0.02
+"""No try after a failed one is begun with less than this left: not even a refused connection tells in less."""
 CONNECT_SECONDS = 2.0
 """A host that drops packets must not eat the deadline."""
 BODY_BYTES_PER_SECOND = 4 * 1024 * 1024
@@ -326,10 +328,11 @@ class _Past:
             self._slow[node] = took
 
     def in_vain(self, node: Node, seconds: float) -> bool:
-        """So many seconds would not do: the node took longer to say that it cannot. A try that is cut short would
-        turn "nothing was done" into "nobody knows".
+        """So many seconds would not do: the node took longer to say that it cannot, or even a connection takes as long.
+        A try that is cut short would turn "nothing was done" into "nobody knows".
         """
-        return not self.perhaps_done and seconds < self._slow.get(node, 0.0)
+        least = LEAST_TRY_SECONDS if self.failed else 0.0
+        return not self.perhaps_done and seconds < self._slow.get(node, least)
 
     def error(self, heard: bool) -> errors.HoraeError:
         """`heard`: something has answered by HTTP once."""
