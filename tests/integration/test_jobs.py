@@ -152,6 +152,15 @@ async def test_time_to_live_expires_what_never_started(q: Queue) -> None:
     assert await q.claim(wait_seconds=0) == []
 
 
+async def test_a_last_moment_expires_what_never_started(q: Queue) -> None:
+    last = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=3)
+    job = await q.submit(expires_at=last.isoformat())
+    assert moment(job["expires_at"]) == last
+    expired = await q.finished(job["id"])
+    assert (expired["state"], expired["attempt"]) == ("expired", 0)
+    assert moment(expired["finished_at"]) >= last
+
+
 async def test_delay_and_run_at(q: Queue) -> None:
     ahead = datetime.now(UTC) + timedelta(hours=1)
     offset = ahead.astimezone(datetime.strptime("+0530", "%z").tzinfo).isoformat(timespec="milliseconds")

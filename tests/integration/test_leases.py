@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -270,6 +270,25 @@ async def test_many_endings_in_one_call(any_q: Queue) -> None:
     assert [result["state"] for result in results[:3]] == ["succeeded", "dead", "ready"]
     assert [result["error"]["code"] for result in results[3:]] == ["lease_lost", "not_found"]
     assert (await q.read(jobs[3]["id"]))["state"] == "running"
+
+
+async def test_endings_in_one_call_say_all_that_single_ones_do(any_q: Queue) -> None:
+    q = any_q
+    for _ in range(2):
+        await q.submit()
+    held = [{"job_id": job["id"], "lease_token": job["lease_token"]} for job in await q.claim(max_jobs=2)]
+    error = {"type": "E", "message": "m", "traceback": "t"}
+    leases = [
+        held[0] | {"outcome": "fail", "error": error, "retry": True, "retry_in_seconds": 300},
+        held[1] | {"outcome": "release", "delay_seconds": 300, "progress": {"n": 1}},
+    ]
+    (await q.call("POST", "/v1/leases/complete", {"worker": "w1", "leases": leases})).expect(200)
+    failed, released = [await q.read(lease["job_id"]) for lease in held]
+    for job in (failed, released):
+        assert job["state"] == "pending"
+        assert moment(job["run_at"]) > datetime.now(UTC) + timedelta(minutes=4)
+    assert {key: failed["last_error"][key] for key in error} == error
+    assert (released["attempt"], released["progress"]) == (0, {"n": 1})
 
 
 async def test_tokens_that_do_not_hold(any_q: Queue) -> None:

@@ -174,6 +174,32 @@ async def test_a_backfill_of_more_than_may_be_goes_on_by_the_same_call_again(any
     assert [time["nominal_time"][:10] for time in times] == ["2026-03-27", "2026-03-28", "2026-03-30"]
 
 
+async def test_the_ledger_comes_in_pages(any_q: Queue) -> None:
+    q = any_q
+    (await put(q, cron="0 * * * *")).expect(201)
+    window = {"from": "2026-11-01T00:00:00Z", "to": "2026-11-01T05:00:00Z"}
+    assert (await post(q, "backfill", window)).expect(200)["count"] == 5
+    pages, cursor = [], ""
+    while cursor is not None:
+        page = await get(q, f"/triggers?from={window['from']}&to={window['to']}&limit=2{cursor}")
+        pages.append([line["nominal_time"][11:13] for line in page["triggers"]])
+        cursor = page["next_cursor"] and f"&cursor={page['next_cursor']}"
+    assert pages == [["00", "01"], ["02", "03"], ["04"]]
+
+
+async def test_a_preview_is_for_the_id_that_it_names(any_q: Queue) -> None:
+    q = any_q
+    rule = {"cron": "H H * * *", "from": "2027-01-01T00:00:00Z", "n": 1}
+    (await put(q, cron="H H * * *")).expect(201)
+    (saved,) = (await get(q, f"/next?n=1&from={rule['from']}"))["times"]
+    shown = [
+        (await q.call("POST", "/v1/schedules/preview", rule | {"id": name})).expect(200)["times"][0]
+        for name in (q.name, "another", "a third", "a fourth")
+    ]
+    assert shown[0] == saved
+    assert len({time["nominal_time"] for time in shown}) > 1
+
+
 async def test_a_job_by_hand_whose_unique_key_is_held_is_the_one_that_has_it(any_q: Queue) -> None:
     q = any_q
     (await put(q, cron="0 * * * *", job={"unique_key": "one"})).expect(201)
