@@ -103,7 +103,7 @@ class Listed(NamedTuple):
     next_before: int | None
 
 
-QUEUES_MERGED = 200
+QUEUES_MERGED = 2000
 QUEUES_LOOKED = 5000
 LOOKED_MAX = 1000
 
