@@ -7,15 +7,18 @@ Next to read: `docs/operations` for what to watch.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
+from itertools import accumulate
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
 
 from horae_node.core.model import Fate, QueueCounts
 from horae_node.shedding import Rank
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_BOUNDS_MS = [round(bound * 1000) for bound in _BUCKETS]
 
 DEAD_KINDS_MAX = 1000
 """Series of `horae_dead_jobs_total`, but for those of the others."""
@@ -35,6 +38,25 @@ class _Present:
         return self._families()
 
 
+class _Spans:
+    """How long something took, by buckets: what is observed with each entry costs one call, not the library's ten."""
+
+    def __init__(self, name: str, what: str) -> None:
+        self._name, self._what = name, what
+        self._counts = [0] * (len(_BUCKETS) + 1)
+        self._total_ms = 0
+
+    def observe_ms(self, span_ms: int) -> None:
+        self._counts[bisect_left(_BOUNDS_MS, span_ms)] += 1
+        self._total_ms += span_ms
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        up_to = zip((*map(str, _BUCKETS), "+Inf"), accumulate(self._counts), strict=True)
+        family = HistogramMetricFamily(self._name, self._what)
+        family.add_metric([], list(up_to), self._total_ms / 1000)
+        yield family
+
+
 class Metrics:
     """The node's own observations, and the text that a scrape gets."""
 
@@ -43,18 +65,15 @@ class Metrics:
         self._depths = depths
         self._registry = CollectorRegistry()
         self._registry.register(_Present(families))
-        self._commit = Histogram(
-            "horae_commit_seconds",
-            "From the proposal of a log entry to its application here (leader).",
-            buckets=_BUCKETS,
-            registry=self._registry,
+        self._commit = _Spans(
+            "horae_commit_seconds", "From the proposal of a log entry to its application here (leader)."
         )
-        self._claim = Histogram(
+        self._claim = _Spans(
             "horae_claim_seconds",
             "From when a claim and a job for it were both there to the grant (leader; claims that got any).",
-            buckets=_BUCKETS,
-            registry=self._registry,
         )
+        self._registry.register(self._commit)
+        self._registry.register(self._claim)
         self._stall = Gauge(
             "horae_loop_stall_max_seconds",
             "Longest time that the event loop did not run since the node started.",
@@ -88,10 +107,10 @@ class Metrics:
         self._stall_max_ms = 0
 
     def observe_commit_ms(self, span_ms: int) -> None:
-        self._commit.observe(span_ms / 1000)
+        self._commit.observe_ms(span_ms)
 
     def observe_claim_ms(self, span_ms: int) -> None:
-        self._claim.observe(span_ms / 1000)
+        self._claim.observe_ms(span_ms)
 
     def observe_stall_ms(self, span_ms: int) -> None:
         """Keep the longest."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from horae_node import metrics
@@ -24,6 +25,20 @@ def test_the_text_is_what_a_monitor_reads() -> None:
     assert families["horae_dead_jobs"].type == "counter"
     assert sample.labels == {"queue": "mail", "task": 'back\\slash "q"\nline', "reason": "failed"}
     assert sample.value == 1
+
+
+def test_spans_read_as_the_librarys_own_histogram() -> None:
+    made, registry = Metrics(lambda: iter(())), CollectorRegistry()
+    own = Histogram("horae_commit_seconds", "x", buckets=metrics._BUCKETS, registry=registry)
+    for span_ms in (0, 1, 1, 2, 3, 999, 1000, 1001, 60_000, 60_001, 10**7):
+        made.observe_commit_ms(span_ms)
+        own.observe(span_ms / 1000)
+
+    def series(text: bytes) -> list[str]:
+        lines = text.decode().splitlines()
+        return [line for line in lines if line.startswith("horae_commit_seconds_") and "created" not in line]
+
+    assert series(made.text()) == series(generate_latest(registry))
 
 
 def dead(made: Metrics) -> dict[str, float]:
