@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -28,6 +29,13 @@ from horae_node.leader.waiters import Waiter
 from horae_node.service import Refused
 
 EVERY_MINUTE = {"every_seconds": 60, "job": {"task": "t", "lease_seconds": 3600}}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Until the loop's own timers have brought it about; a failure after 20 s."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 (a timer tells nobody)
+            await asyncio.sleep(0)
 
 
 def last_commands(node: OneNode) -> list[str]:
@@ -68,14 +76,14 @@ async def test_only_what_may_bring_a_moment_closer_makes_the_leader_look(monkeyp
     looks: list[object] = []
     real = session.machine.next_deadline
     monkeypatch.setattr(session.machine, "next_deadline", lambda view: (looks.append(view), real(view))[1])
-    await asyncio.sleep(0.02)
+    await until(lambda: node.session._arming is None)
     looks.clear()
     await node.submit()
-    await asyncio.sleep(0.02)
-    assert looks == []
+    assert (node.session._arming, looks) == (None, [])
     for options in ({"delay_seconds": 60}, {"ttl_seconds": 60}):
         await node.submit(**options)
-        await asyncio.sleep(0.02)
+        assert node.session._arming is not None
+        await until(lambda: node.session._arming is None)
         assert looks
         looks.clear()
     await node.pass_ms(60_001)
@@ -573,7 +581,7 @@ async def test_a_claim_that_comes_while_that_is_carried_on_is_decided_after_it(w
     await settle()
     assert len(node.raft.pending) == 1
     claim, elsewhere = node.claim(wait_seconds=0), node.claim("empty", wait_seconds=0)
-    await asyncio.sleep(2 * session.LAST_LOOK_MS / 1000)
+    await until(lambda: len(node.session._behind_this) + len(node.session._behind_next) == 2)
     assert not claim.done()
     node.raft.hold = False
     node.raft.commit_all()
