@@ -198,8 +198,12 @@ class Faults:
         at_us = 0
         while at_us < span_us:
             held_us = int(rng.expovariate(1.0) * 150 * MILLISECOND)
-            self._cluster.world.after(at_us, None, _hold_up, victim, held_us)
+            self._cluster.world.after(at_us, None, self._hold_up, victim, held_us)
             at_us += held_us + int(rng.expovariate(1.0) * 100 * MILLISECOND)
+
+    def _hold_up(self, machine: Machine, span_us: int) -> None:
+        if machine.life is not None and not self._over:
+            machine.life.process.busy_until_us = machine.world.now_us + span_us
 
     # ------------------------------------------------------------------ wires
 
@@ -322,8 +326,3 @@ class Faults:
 def _start_all(machines: list[Machine]) -> None:
     for machine in machines:
         machine.start()
-
-
-def _hold_up(machine: Machine, span_us: int) -> None:
-    if machine.life is not None:
-        machine.life.process.busy_until_us = machine.world.now_us + span_us
