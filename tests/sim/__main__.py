@@ -99,17 +99,29 @@ def run_many(
 ) -> Total:
     """Seeds from `base` on, until so many hours are simulated; with a canary, until it is found or the seeds are up.
 
-    `on_report` hears of each as it is ready.
+    `on_report` hears of each as it is ready. Raises: `UnfitCanary`.
     """
     total = Total()
     for report in _reports(base, jobs, canary):
         total.add(report)
+        if canary is not None:
+            _require_fit(canary, report)
         on_report(report, total)
         if canary is not None and (total.failed or total.seeds >= seeds_max):
             break
         if canary is None and total.hours >= hours:
             break
     return total
+
+
+class UnfitCanary(Exception):
+    """It breaks nodes by itself, and not by the protection that it takes out."""
+
+
+def _require_fit(canary: str, report: Report) -> None:
+    for finding in report.findings:
+        if any(f" broke: {kind.__name__}: " in finding for kind in (AttributeError, NameError, TypeError)):
+            raise UnfitCanary(f"{canary} does not fit the product any more: {finding}")
 
 
 def _reports(base: int, jobs: int, canary: str | None) -> Iterator[Report]:

@@ -17,8 +17,10 @@ from horae_node.core.commands import PutSchedule
 from horae_node.core.context import Context
 from horae_node.core.decide import finish
 from horae_node.core.decide.schedules import _Firing, decide_put_schedule
-from horae_node.core.model import Missed, Occurrence, Overlap, ScheduleRun
+from horae_node.core.model import Missed, Occurrence, Overlap, ScheduleRun, ScheduleSpec
 from horae_node.core.tables import RUN, handle_of, id_key, run_of, seq_bytes
+from horae_node.leader import scheduler
+from horae_node.leader.scheduler import following_occurrence
 from horae_node.leader.session import LeaderSession
 from horae_node.raft.guard import Guard, Link
 from horae_node.raft.pysyncobj_adapter import PySyncObjRaft
@@ -33,6 +35,7 @@ SEEDS_MAX: Final = {"guard": 150, "gate": 100, "token": 20, "clock": 100, "reads
     "latest": 150,
     "timer": 60,
     "edit": 60,
+    "floor": 150,
 }
 """How many seeds a run may need to find it: several times what it took when measured (see the README)."""
 
@@ -151,11 +154,20 @@ def _timer() -> tuple[object, str, object]:
     arm = LeaderSession._arm
 
     def arm_otherwise(self: LeaderSession) -> None:
-        before, self._fire_again_ms = self._fire_again_ms, FAR_MS
-        arm(self)
-        self._fire_again_ms = before
+        with patch.object(self.scheduler, "next_firing", lambda view: None):
+            arm(self)
+        self._fire_ms = self.scheduler.next_firing(self._applier.view)
 
     return LeaderSession, "_arm", arm_otherwise
+
+
+def _floor() -> tuple[object, str, object]:
+    """A new rule goes on from the last trigger of the old one."""
+
+    def following(spec: ScheduleSpec, come: Occurrence, from_ms: int) -> Occurrence | None:
+        return following_occurrence(spec, come)
+
+    return scheduler, "following_occurrence", following
 
 
 def _edit() -> tuple[object, str, object]:
@@ -187,4 +199,5 @@ _CANARIES: Final[dict[str, Callable[[], tuple[object, str, object]]]] = {
     "latest": lambda: _missing(missed=Missed.ALL),
     "timer": _timer,
     "edit": _edit,
+    "floor": _floor,
 }
