@@ -25,7 +25,7 @@ from horae_node.core.commands import (
     ResumeSchedule,
     TriggerSchedule,
 )
-from horae_node.core.decide.schedules import submit_of
+from horae_node.core.decide.schedules import missed_from_ms, submit_of
 from horae_node.core.model import SCHEDULES_VERSION, Fate, Occurrence, ScheduleSpec
 from horae_node.core.results import Outcome, Rejected, ScheduleChanged, Submitted, TriggersRan
 from horae_node.core.tables import LEDGER_ROWS_MAX, trigger_id
@@ -142,9 +142,10 @@ class Schedules:
 
         def command() -> Command:
             found = self._find(schedule_id)
-            paused_ms = found.run.paused_ms
-            with _stored_rule():
-                rewind = next_occurrence(found.spec, paused_ms - 1) if missed and paused_ms is not None else None
+            rewind = None
+            if missed and found.run.paused_ms is not None:
+                with _stored_rule():
+                    rewind = next_occurrence(found.spec, missed_from_ms(found.run) - 1)
             return ResumeSchedule(schedule_id, rewind)
 
         self._changed(await self._when_nothing_is_due(schedule_id, command), schedule_id)

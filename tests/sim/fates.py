@@ -81,6 +81,10 @@ class Rule:
         found_ms = from_ms + (self._step_ms - behind_ms) % self._step_ms
         return None if self.spec.ends_ms is not None and found_ms > self.spec.ends_ms else found_ms
 
+    def names_as(self, other: Rule) -> bool:
+        """The same moments."""
+        return _times(self.spec) == _times(other.spec)
+
     def fits(self, one: Occurrence) -> bool:
         """A moment that it names, due within its jitter, and before the next one."""
         following_ms = self.at_or_after(one.nominal_ms + 1)
@@ -88,6 +92,10 @@ class Rule:
         if following_ms is not None:
             latest_ms = min(latest_ms, following_ms - 1)
         return self.at_or_after(one.nominal_ms) == one.nominal_ms <= one.fire_ms <= latest_ms and not one.note
+
+
+def _times(spec: ScheduleSpec) -> tuple[object, ...]:
+    return spec.cron, spec.every_ms, spec.starts_ms, spec.ends_ms, spec.jitter_ms, spec.timezone
 
 
 class Jobs:
@@ -183,6 +191,8 @@ class Course:
     next: Occurrence | None
     since_ms: int
     """When that became the next one."""
+    from_ms: int = 0
+    """Where the rule of now begins to count."""
     made_up: int = 0
     queued_seq: int = 0
     lines: dict[int, int] = field(default_factory=dict)
@@ -413,6 +423,25 @@ class Fates:
         if not _may_replace(command, 0 if course is None else course.version):
             self._report(f"{name} was replaced, though its version was not {command.if_version} [S15]")
         first = command.first
+        if course is None or first != course.next or not course.rule.names_as(rule):
+            self._check_first(name, rule, first)  # else it has still what it had, be it the last one of an older rule
+        paused_ms = now_ms if command.paused else None
+        self._count("schedule edited" if course is not None else "schedule made")
+        if course is None:
+            course = self.courses[name] = Course(put.after.number, rule, self._index, paused_ms, first, now_ms)
+        else:
+            self._require_nothing_due(course, "was replaced")
+            if first != course.next:
+                course.from_ms = now_ms + 1 if first is None else first.nominal_ms
+                first = self._last_of_old(course, first) or first
+            course.rule, course.paused_ms, course.next, course.since_ms = rule, paused_ms, first, now_ms
+            course.made_up = 0
+            course.fires.clear()
+        self._note_version(course)
+        self._require_next(course, put.after.next)
+
+    def _check_first(self, name: str, rule: Rule, first: Occurrence | None) -> None:
+        now_ms = self._now_ms
         if first is None or first.nominal_ms > now_ms:
             if (None if first is None else first.nominal_ms) != rule.at_or_after(now_ms + 1):
                 self._report(f"{name} begins with {first} after {now_ms}, not {rule.at_or_after(now_ms + 1)} [S10]")
@@ -420,19 +449,17 @@ class Fates:
             self._report(f"{name} begins with {first} before it was made, at {now_ms} [S10]")
         if first is not None and not rule.fits(first):
             self._report(f"{name} does not name {first} [S10]")
-        paused_ms = now_ms if command.paused else None
-        self._count("schedule edited" if course is not None else "schedule made")
-        if course is None:
-            course = self.courses[name] = Course(put.after.number, rule, self._index, paused_ms, first, now_ms)
-        else:
-            self._require_nothing_due(course, "was replaced")
-            if course.next is not None and course.next.nominal_ms <= now_ms:
-                first = course.next  # it has had its time, and waits for its jitter only
-            course.rule, course.paused_ms, course.next, course.since_ms = rule, paused_ms, first, now_ms
-            course.made_up = 0
-            course.fires.clear()
-        self._note_version(course)
-        self._require_next(course, put.after.next)
+
+    def _last_of_old(self, course: Course, first: Occurrence | None) -> Occurrence | None:
+        """What has had its time by the old rule, and waits for its jitter: it comes before the new rule's first."""
+        waiting = course.next
+        if waiting is None or waiting.nominal_ms > self._now_ms:
+            return None
+        if first is None:
+            return waiting
+        if first.nominal_ms <= waiting.nominal_ms:
+            self._report(f"{course.spec.id} begins anew with {first}, before {waiting} that is to come yet [S10]")
+        return waiting._replace(fire_ms=min(waiting.fire_ms, first.nominal_ms - 1))
 
     def _on_pause(self, course: Course, command: PauseSchedule, own: Sequence[Change]) -> None:
         """Also what has had its time, and was not dealt with yet, is of the pause."""
@@ -445,13 +472,15 @@ class Fates:
     def _on_resume(self, course: Course, command: ResumeSchedule, own: Sequence[Change]) -> None:
         rewind = command.rewind
         assert course.paused_ms is not None
-        if rewind is not None and rewind.nominal_ms < course.paused_ms:
-            rewind = None  # of an earlier pause
+        if rewind is not None and rewind.nominal_ms < max(course.paused_ms, course.from_ms):
+            rewind = None  # of an earlier pause, or rule
         if rewind is None:
             self._require_nothing_due(course, "was resumed")
         else:
             self._count("schedule rewound")
-            if rewind.nominal_ms != course.rule.at_or_after(course.paused_ms) or not course.rule.fits(rewind):
+            if rewind.nominal_ms != course.rule.at_or_after(
+                max(course.paused_ms, course.from_ms)
+            ) or not course.rule.fits(rewind):
                 self._report(f"{course.spec.id}, paused since {course.paused_ms}, goes back to {rewind} [S13]")
             if course.next is None or rewind.nominal_ms < course.next.nominal_ms:
                 course.next, course.since_ms = rewind, self._now_ms
@@ -498,11 +527,12 @@ class Fates:
         if sequence[0] != course.next:
             self._report(f"{name}: {sequence[0]} came, and {course.next} is its next one [S10]")
         for one, other in pairwise(sequence):
-            if other.nominal_ms != rule.at_or_after(one.nominal_ms + 1) or not rule.fits(other):
-                self._report(f"{name}: after {one} comes {rule.at_or_after(one.nominal_ms + 1)}, not {other} [S10]")
+            after_ms = rule.at_or_after(max(one.nominal_ms + 1, course.from_ms))
+            if other.nominal_ms != after_ms or not rule.fits(other):
+                self._report(f"{name}: after {one} comes {after_ms}, not {other} [S10]")
             if course.fires.setdefault(other.nominal_ms, other.fire_ms) != other.fire_ms:
                 self._report(f"{name}: {other} had another jitter before [S10]")
-        if ends and rule.at_or_after(sequence[-1].nominal_ms + 1) is not None:
+        if ends and rule.at_or_after(max(sequence[-1].nominal_ms + 1, course.from_ms)) is not None:
             self._report(f"{name} ends after {sequence[-1]}, and names more [S10]")
 
     def _check_punctual(self, course: Course) -> None:

@@ -297,6 +297,7 @@ class ScheduleRun(NamedTuple):
     queued_seq: int  # the last job that was made to wait for the one before it; 0 for none
     last_nominal_ms: int | None
     ledger_rows: int
+    from_ms: int = 0  # where the rule of now begins: moments of it before that are of the time of an older one
 
 
 class Trigger(NamedTuple):

@@ -375,7 +375,8 @@ def schedule_spec_of(row: Row) -> ScheduleSpec:
 
 def schedule_run_of(row: Row) -> ScheduleRun:
     following = row[5]
-    return ScheduleRun._make((*row[:5], None if following is None else Occurrence(*following), *row[6:]))
+    fields = (*row[:5], None if following is None else Occurrence(*following), *row[6:])
+    return ScheduleRun(*fields)
 
 
 def trigger_id(schedule_id: str, nominal_ms: int) -> str:

@@ -146,7 +146,7 @@ def fire_command(spec: ScheduleSpec, run: ScheduleRun, now_ms: int, seen_ms: int
     """All triggers that have come, at most so many, and the one after them. Raises: `CronError`."""
     assert run.next is not None
     come = [run.next]
-    while (following := following_occurrence(spec, come[-1])) is not None:
+    while (following := following_occurrence(spec, come[-1], run.from_ms)) is not None:
         if following.fire_ms > now_ms or len(come) == most:
             break
         come.append(following)
@@ -159,9 +159,12 @@ def next_occurrence(spec: ScheduleSpec, after_ms: int) -> Occurrence | None:
     return _occurrence(spec, rule, cron.after(rule, after_ms))
 
 
-def following_occurrence(spec: ScheduleSpec, come: Occurrence) -> Occurrence | None:
-    """The one after that, which another leader may have reckoned by other zone data. Raises: `CronError`."""
+def following_occurrence(spec: ScheduleSpec, come: Occurrence, from_ms: int = 0) -> Occurrence | None:
+    """The one after that, which another leader may have reckoned by other zone data. Before `from_ms` another rule
+    counted: it may have named that one, and what this one names there is not its own. Raises: `CronError`."""
     rule = translate.rule_of(spec)
+    if come.nominal_ms < from_ms:
+        return _occurrence(spec, rule, cron.after(rule, from_ms - 1))
     return _occurrence(spec, rule, cron.following(rule, come.nominal_ms, come.offset_ms))
 
 

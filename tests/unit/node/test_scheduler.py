@@ -255,6 +255,71 @@ def test_an_edit_lets_a_trigger_run_that_has_had_its_time():
     assert ledger(world)[0][0] == 20_000
 
 
+def edited_while_one_waits(world: World, jitter_ms: int, **edit: Any) -> int:
+    """A rule of each 20 s becomes one of each second, while a trigger waits for its jitter. When that was."""
+    world.now_ms = BEGIN_MS
+    spec = make_schedule("s", cron=None, every_ms=20_000, starts_ms=BEGIN_MS, jitter_ms=jitter_ms)
+    put(world, spec)
+    next_ = schedule_views.schedule(world.txn, "s").run.next
+    assert next_ is not None
+    world.now_ms = next_.fire_ms - 500
+    assert next_.nominal_ms + 2000 < world.now_ms
+    put(world, spec._replace(every_ms=1000, jitter_ms=0, **edit))
+    return world.now_ms - BEGIN_MS
+
+
+def test_a_new_rule_names_nothing_from_before_the_edit():
+    world = World(version=4)
+    edited_ms = edited_while_one_waits(world, 19_000)
+    world.now_ms += 3000
+    look(world)
+    named = [nominal_ms for nominal_ms, fate in ledger(world) if fate == "ran"]
+    assert named[0] == 20_000
+    assert named[1:] == [ms for ms in range(21_000, world.now_ms - BEGIN_MS + 1, 1000) if ms > edited_ms]
+
+
+def test_what_waits_for_its_jitter_comes_before_the_first_of_a_new_rule():
+    """Else it would hold up all that the new rule names, until that counts as missed."""
+    world = World(version=4)
+    world.now_ms = BEGIN_MS
+    hourly = make_schedule("s", cron=None, every_ms=HOUR_MS, starts_ms=BEGIN_MS, jitter_ms=HOUR_MS - 1)
+    put(world, hourly)
+    next_ = schedule_views.schedule(world.txn, "s").run.next
+    assert next_ is not None
+    assert next_.fire_ms - next_.nominal_ms > 600_000
+    world.now_ms = next_.nominal_ms + 1
+    put(world, hourly._replace(every_ms=60_000, jitter_ms=0))
+    for _ in range(3):
+        world.now_ms += 60_000
+        look(world)
+    assert ledger(world) == [(HOUR_MS + 60_000 * n, "ran") for n in range(4)]
+
+
+def test_what_went_by_in_a_pause_is_made_up_for_by_the_rule_of_then():
+    world = World(version=4)
+    edited_ms = edited_while_one_waits(world, 19_000, missed=int(Missed.ALL), grace_ms=0)
+    world.do(PauseSchedule("s"))
+    world.now_ms += 3000
+    look(world)
+    spec, run = schedule_views.schedule(world.txn, "s")
+    world.do(ResumeSchedule("s", next_occurrence(spec, schedules.missed_from_ms(run) - 1)))
+    look(world)
+    named = [nominal_ms for nominal_ms, fate in ledger(world) if fate == "ran"]
+    assert named == [ms for ms in range(21_000, world.now_ms - BEGIN_MS + 1, 1000) if ms > edited_ms]
+
+
+def test_a_first_moment_that_was_reckoned_before_what_has_come_is_reckoned_again():
+    world = World(version=4)
+    world.now_ms = BEGIN_MS
+    spec = make_schedule("s", cron=None, every_ms=20_000, starts_ms=BEGIN_MS, jitter_ms=19_000)
+    put(world, spec)
+    other = spec._replace(every_ms=1000, jitter_ms=0)
+    asked = PutSchedule(other, False, next_occurrence(other, BEGIN_MS + 18_500), None)
+    world.now_ms = BEGIN_MS + 20_001
+    assert world.do(asked) == schedules.DUE_FIRST
+    put(world, other)
+
+
 def test_what_came_to_something_does_not_come_to_something_else():
     world = World(version=4)
     world.now_ms = BEGIN_MS

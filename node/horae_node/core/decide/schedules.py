@@ -104,10 +104,12 @@ def decide_put_schedule(ctx: Context, command: PutSchedule) -> Decision:
         return OTHER_VERSION, ()
     if found.spec == spec and (run.paused_ms is not None) == paused:
         return ScheduleChanged(run.version, repeated=True), ()
-    if _is_due(ctx, run) or _is_behind(run, first):
+    if _is_due(ctx, run) or _is_behind(ctx, run, first):
         return DUE_FIRST, ()
-    if run.next is not None and run.next.nominal_ms <= ctx.now_ms:
-        first = run.next  # it has had its time, and its jitter is not over: it is the last one of the old rule
+    from_ms = run.from_ms
+    if first != run.next:
+        from_ms = ctx.now_ms + 1 if first is None else first.nominal_ms
+        first = _last_of_old(ctx, run, first) or first
     after = run._replace(
         version=ctx.index,
         changed_ms=ctx.now_ms,
@@ -115,13 +117,31 @@ def decide_put_schedule(ctx: Context, command: PutSchedule) -> Decision:
         next=first,
         look_ms=0 if first is None else first.fire_ms,
         made_up=0,
+        from_ms=from_ms,
     )
     return ScheduleChanged(ctx.index), (SchedulePut(spec, run, after),)
 
 
-def _is_behind(run: ScheduleRun, first: Occurrence | None) -> bool:
-    """It was reckoned before a trigger that has been dealt with since."""
-    return first is not None and run.last_nominal_ms is not None and first.nominal_ms <= run.last_nominal_ms
+def _is_behind(ctx: Context, run: ScheduleRun, first: Occurrence | None) -> bool:
+    """It was reckoned before a trigger that has come since, be it that its jitter is not over."""
+    if first is None or first == run.next:
+        return False
+    come = run.next.nominal_ms if _has_waiting(ctx, run) else run.last_nominal_ms  # type: ignore[union-attr]
+    return come is not None and first.nominal_ms <= come
+
+
+def _has_waiting(ctx: Context, run: ScheduleRun) -> bool:
+    """Its next trigger has had its time, and waits for its jitter."""
+    return run.next is not None and run.next.nominal_ms <= ctx.now_ms
+
+
+def _last_of_old(ctx: Context, run: ScheduleRun, first: Occurrence | None) -> Occurrence | None:
+    """A trigger of the old rule that has had its time is still to come: before the first one of the new rule, since
+    none's jitter reaches the next one."""
+    waiting = run.next if _has_waiting(ctx, run) else None
+    if waiting is None or first is None:
+        return waiting
+    return waiting._replace(fire_ms=min(waiting.fire_ms, first.nominal_ms - 1))
 
 
 def _begun(ctx: Context, paused: bool, first: Occurrence | None) -> ScheduleRun:
@@ -175,7 +195,7 @@ def decide_resume_schedule(ctx: Context, command: ResumeSchedule) -> Decision:
     run = found.run
     if run.paused_ms is None:
         return ScheduleChanged(run.version, repeated=True), ()
-    if rewind is not None and rewind.nominal_ms < run.paused_ms:
+    if rewind is not None and rewind.nominal_ms < missed_from_ms(run):
         rewind = None  # by a rule that was replaced meanwhile
     if rewind is None and _is_due(ctx, run):
         return DUE_FIRST, ()
@@ -183,6 +203,12 @@ def decide_resume_schedule(ctx: Context, command: ResumeSchedule) -> Decision:
     if rewind is not None and (run.next is None or rewind.nominal_ms < run.next.nominal_ms):
         after = after._replace(next=rewind, look_ms=max(rewind.fire_ms, ctx.now_ms))
     return ScheduleChanged(ctx.index), (ScheduleMoved(schedule_id, run, after),)
+
+
+def missed_from_ms(run: ScheduleRun) -> int:
+    """Of a paused schedule: the moments that its rule names from here on count as missed, if anybody asks for them."""
+    assert run.paused_ms is not None
+    return max(run.paused_ms, run.from_ms)
 
 
 def decide_trigger_schedule(ctx: Context, command: TriggerSchedule) -> Decision:
