@@ -11,7 +11,8 @@ import asyncio
 import logging
 import ssl
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any
 
 from msgspec import Raw
 
@@ -86,11 +87,14 @@ class LeaseKeeper:
         notify: Callable[[Lease], None],
         token: str | None = None,
         tls: ssl.SSLContext | None = None,
+        beside: Callable[[], Coroutine[Any, Any, None]] | None = None,
         now: Callable[[], float] = clock.monotonic,
     ) -> None:
+        """`beside`: what else goes on in the thread, on its loop, until the end."""
         self._client = AsyncClient(urls, token=token, connections=2, tls=tls)
         self._worker = worker
         self._notify = notify
+        self._beside = beside
         self._now = now
         self._lock = threading.Lock()
         self._leases: dict[tuple[str, int], Lease] = {}
@@ -166,13 +170,15 @@ class LeaseKeeper:
             runner.run(self._watch())
 
     async def _watch(self) -> None:
+        beside = None if self._beside is None else asyncio.ensure_future(self._beside())
         try:
             while not self._stopping:
                 self._wake.clear()
                 await self._wait(self.run_once(self._now()))
         finally:
-            if self._beating is not None:
-                self._beating.cancel()
+            for task in (self._beating, beside):
+                if task is not None:
+                    task.cancel()
             await self._client.close()
 
     async def _wait(self, until: float) -> None:

@@ -57,8 +57,13 @@ class _Formatter(logging.Formatter):
         return visible.lines(f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line)
 
 
+def fields_text(fields: dict[str, Any]) -> str:
+    """`key=value key="another value"`."""
+    return " ".join(f"{key}={_value(str(value))}" for key, value in fields.items())
+
+
 def _line(name: str, fields: dict[str, Any]) -> str:
-    return " ".join([name, *(f"{key}={_value(str(value))}" for key, value in fields.items())])
+    return f"{name} {fields_text(fields)}" if fields else name
 
 
 def _value(text: str) -> str:

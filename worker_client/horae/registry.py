@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
 import typing
 from collections.abc import Callable
 from datetime import datetime
@@ -14,23 +15,45 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from horae import codec, errors, wire
+from horae import codec, errors, logs, wire
+from horae.hooks import Hooks
 from horae.jobs import AttemptError, Claim
 from horae.leases import Lease, LeaseKeeper
 
+_log = logging.getLogger("horae.task")
+
 Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+
+class JobLog(logging.LoggerAdapter[logging.Logger]):
+    """A program's own lines about a job. A handler of logging finds the fields in the record, too."""
+
+    def __init__(self, job: Claim) -> None:
+        super().__init__(_log, {"job_id": job.id, "task": job.task, "attempt": job.attempt})
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        if self.isEnabledFor(level):
+            fields = dict(self.extra or {})
+            text = logs.fields_text(fields)
+            if args:
+                text = text.replace("%", "%%")
+            kwargs["extra"] = fields | (kwargs.get("extra") or {})
+            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
+            self.logger.log(level, f"{msg} {text}", *args, **kwargs)
 
 
 class Context:
     """What a handler may know about its own attempt. Any thread may use it."""
 
-    __slots__ = ("_keeper", "_lease", "_stopping", "job")
+    __slots__ = ("_keeper", "_lease", "_stopping", "job", "log")
 
     def __init__(self, job: Claim, lease: Lease, keeper: LeaseKeeper, stopping: Callable[[], str]) -> None:
         self.job = job
         self._lease = lease
         self._keeper = keeper
         self._stopping = stopping
+        self.log = JobLog(job)
+        """Lines of the logger `horae.task`, each with the job's id, task and attempt."""
 
     @property
     def job_id(self) -> str:
@@ -47,8 +70,13 @@ class Context:
         return self.job.attempt
 
     @property
+    def fencing_token(self) -> int:
+        """Grows with every attempt. A store that refuses lower ones is safe from late writers."""
+        return self.job.lease_token
+
+    @property
     def lease_token(self) -> int:
-        """The fencing token: grows with every attempt. A store that refuses lower ones is safe from late writers."""
+        """The fencing token, as the contract calls it."""
         return self.job.lease_token
 
     @property
@@ -123,6 +151,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task] = {}
+        self.hooks = Hooks()
 
     def add(self, name: str, handler: Callable[..., Any]) -> Task:
         """Raises: ValueError when the name is taken or not one, TypeError when the handler is a generator function."""

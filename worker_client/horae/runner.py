@@ -32,13 +32,19 @@ async def run_attempt(
     task = registry.get(claim.task)
     if task is None:
         return unknown_task(claim, registry.names())
+    hooks = registry.hooks
     try:
-        return completed(claim, await _call(task, context, claim.payload, pool))
+        await hooks.before(context)
+        result = await _call(task, context, claim.payload, pool)
+        await hooks.after(context, result)
+        return completed(claim, result)
     except errors.Snooze as verdict:
         return released(claim, verdict.seconds)
     except errors.Dead as verdict:
+        await hooks.on_error(context, verdict)
         return failed(claim, verdict, retry=False)
     except errors.Retry as verdict:
+        await hooks.on_error(context, verdict)
         return failed(claim, verdict, retry_in_seconds=verdict.in_seconds)
     except (asyncio.CancelledError, errors.JobCancelled) as error:
         if not context.cancelled:
@@ -50,6 +56,7 @@ async def run_attempt(
     except BaseException as error:
         # The root of the handler: whatever it raises is its outcome, `KeyboardInterrupt` too. A signal stops the worker
         # by another way (`Worker.serve`, or the loop's own runner), never by what a handler raises.
+        await hooks.on_error(context, error)
         return failed(claim, error)
 
 

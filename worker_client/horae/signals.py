@@ -34,6 +34,20 @@ def heard(tell: Callable[[], object]) -> Iterator[None]:
 
 
 @contextmanager
+def asked(show: Callable[[], object]) -> Iterator[None]:
+    """Within, SIGUSR1 shows what there is to show, also while the loop is blocked. Windows has none."""
+    number = getattr(signal, "SIGUSR1", None)
+    if number is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(number, lambda _number, _frame: show())
+    try:
+        yield
+    finally:
+        _restore({number: before})
+
+
+@contextmanager
 def heard_to_the_end(tell: Callable[[], object]) -> Iterator[None]:
     """The same for a process that has nothing else to do: once the work within has ended well, a further signal ends
     the process at once, with the exit code 0 that it would have had.

@@ -19,6 +19,7 @@ from typing import Any, overload
 
 from horae import backoff, checks, clock, errors, logs, main_loop, wire
 from horae.client import DEFAULT_URL, AsyncClient, url_list
+from horae.hooks import Hook
 from horae.ids import new_id
 from horae.jobs import Claim, Ending
 from horae.leases import Lease, LeaseKeeper
@@ -26,7 +27,8 @@ from horae.nodes import base_url, shown
 from horae.registry import Context, Handler, Registry
 from horae.reporter import Reporter, log_ending
 from horae.runner import STOPPING, released, run_attempt, stopped
-from horae.signals import heard
+from horae.signals import asked, heard
+from horae.stalls import BLOCKED_SECONDS, StallWatch, place_of
 from horae.threads import ThreadPool
 from horae.trouble import Kind, Trouble
 
@@ -51,13 +53,14 @@ _HOPELESS = (errors.Invalid, errors.Malformed, errors.NotFound)
 class _Run:
     """One attempt in hand."""
 
-    __slots__ = ("cancellable", "claim", "interrupted", "lease", "proven", "task")
+    __slots__ = ("began", "cancellable", "claim", "interrupted", "lease", "proven", "task")
 
     def __init__(self, claim: Claim, lease: Lease, *, cancellable: bool) -> None:
         self.claim = claim
         self.lease = lease
         self.cancellable = cancellable
         self.interrupted = False
+        self.began = clock.monotonic()
         self.task: asyncio.Task[None] | None = None
         self.proven: asyncio.Event | None = None if lease.proven else asyncio.Event()
 
@@ -99,6 +102,7 @@ class Worker:
         )
         self.grace_seconds = checks.require_seconds("grace_seconds", grace_seconds, 0, float("inf"))
         self.tell_seconds = TELL_SECONDS
+        self.blocked_seconds = BLOCKED_SECONDS
         self._tls = tls
         self.registry = Registry()
         self._session: _Session | None = None
@@ -130,15 +134,36 @@ class Worker:
 
         return register
 
+    def before(self, hook: Hook) -> Hook:
+        """Decorator: call this with the `Context` before each handler. What it raises is how the attempt failed.
+
+        Hooks run on the worker's loop, async or not, in the handler's own context: variables that they set are its own.
+        """
+        self.registry.hooks.add("before", hook)
+        return hook
+
+    def after(self, hook: Hook) -> Hook:
+        """Decorator: call this with the `Context` and the result after each success, the last one first."""
+        self.registry.hooks.add("after", hook)
+        return hook
+
+    def on_error(self, hook: Hook) -> Hook:
+        """Decorator: call this with the `Context` and the exception after each failure, the last one first.
+
+        A `Snooze`, a cancelled job and a lost lease are no failures.
+        """
+        self.registry.hooks.add("on_error", hook)
+        return hook
+
     def run(self) -> None:
         """Serve until SIGTERM, SIGINT or `stop()`. A second signal hands everything back at once; more change nothing.
 
         No handler ends it: `sys.exit` in a task that a handler made is an exception as any other, for whoever awaits
         that task; `stop()` of the loop does nothing.
-        When the program has not set up logging, this worker's lines go to stderr.
+        When the program has not set up logging, this worker's lines go to stderr. SIGUSR1 shows there what runs.
         """
         logs.show("horae")
-        with heard(self.stop):
+        with heard(self.stop), asked(self.show_running):
             main_loop.run(self.serve(signals=True))
         self._stop_asked = 0  # what was heard after the end is not for the next time
 
@@ -158,8 +183,8 @@ class Worker:
         assert self._session is None, "a worker serves once at a time"
         self._require_work()
         session = self._session = _Session(self)
-        asked = partial(asyncio.get_running_loop().call_soon_threadsafe, session.stop)
-        with heard(asked) if signals else nullcontext():
+        told = partial(asyncio.get_running_loop().call_soon_threadsafe, session.stop)
+        with heard(told) if signals else nullcontext(), asked(self.show_running) if signals else nullcontext():
             session.tell_started()
             life = asyncio.ensure_future(session.live())
             try:
@@ -173,6 +198,13 @@ class Worker:
             finally:
                 self._session = None
                 self._stop_asked = 0
+
+    def show_running(self) -> None:
+        """Log, as a warning so that it is seen, which jobs are in hand and where each one is."""
+        if self._session is None:
+            logs.event(logging.WARNING, "running", jobs=0)
+        else:
+            self._session.show_running()
 
     def stop(self) -> None:
         """Claim no more, finish what runs within the grace, hand back the rest; again: at once. Any thread."""
@@ -193,8 +225,9 @@ class _Session:
         trouble = Trouble(self._tell_trouble, first_seconds=worker.tell_seconds, again_seconds=_TELL_AGAIN_SECONDS)
         self._client = AsyncClient(worker.urls, token=worker.token, connections=8, tls=worker._tls, trouble=trouble)
         self._keeper = LeaseKeeper(
-            worker.urls, worker=worker.name, notify=self._notify, token=worker.token, tls=worker._tls
-        )
+            worker.urls, worker=worker.name, notify=self._notify, token=worker.token, tls=worker._tls,
+            beside=StallWatch(self._names_of, seconds=worker.blocked_seconds).run,
+        )  # fmt: skip
         self._reporter = Reporter(self._client, self._keeper, worker.name)
         self._pool = ThreadPool(worker.concurrency, "horae-task")
         self._runs: dict[Lease, _Run] = {}
@@ -438,6 +471,28 @@ class _Session:
             logs.event(logging.INFO, "cluster_serves", after_seconds=f"{seconds:.1f}")
         else:
             logs.event(logging.WARNING, f"cluster_{kind}", for_seconds=f"{seconds:.1f}", why=why)
+
+    def _names_of(self, task: asyncio.Task[Any] | None) -> dict[str, object]:
+        """Whose task it is. Any thread."""
+        for run in tuple(self._runs.values()):
+            if run.task is task:
+                return {"job_id": run.claim.id, "task": run.claim.task}
+        return {}
+
+    def show_running(self) -> None:
+        """Any thread, at any moment."""
+        runs = tuple(self._runs.values())
+        logs.event(logging.WARNING, "running", jobs=len(runs), of=self._worker.concurrency)
+        now = clock.monotonic()
+        for run in runs:
+            claim, lease = run.claim, run.lease
+            stops = lease.stop_reason or self._stop_reason()
+            where = "a thread" if not run.cancellable else run.task is not None and place_of(run.task)
+            logs.event(
+                logging.WARNING, "runs", job_id=claim.id, task=claim.task, attempt=claim.attempt,
+                for_seconds=f"{now - run.began:.1f}", lease_seconds_left=f"{lease.fence_at - now:.1f}",
+                **({"stops": stops} if stops else {}), **({"at": where} if where else {}),
+            )  # fmt: skip
 
     def _stop_reason(self) -> str:
         return STOPPING if self._abandoning else ""
