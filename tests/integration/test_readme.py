@@ -103,7 +103,8 @@ async def test_every_example_works(tmp_path: Path) -> None:
     assert '"status":"ok"' in answers
     assert answers.rpartition('"state":')[2].startswith('"succeeded"')
     assert results[0].splitlines() == ["{'shipped': 9, 'express': False}", "dead nothing to charge"]
-    assert results[1].splitlines() == [str(sum(range(100)))]
+    assert results[1].splitlines() == ["ready {'shipped': 10, 'express': False}"]
+    assert results[2].splitlines() == [str(sum(range(100)))]
 
 
 def test_the_worker_of_the_readme_is_run_by_both_ways_that_it_names() -> None:

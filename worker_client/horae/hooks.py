@@ -55,7 +55,7 @@ class Hooks:
         for hook in reversed(self._on_error):
             try:
                 await _done(hook(context, error))
-            except Exception:
+            except Exception:  # the root of a hook: the attempt has failed already, and of what is to be told
                 logs.failure("hook_broken", hook=getattr(hook, "__qualname__", repr(hook)), job_id=context.job_id)
 
 

@@ -11,7 +11,7 @@ import logging
 import typing
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -21,8 +21,6 @@ from horae.jobs import AttemptError, Claim
 from horae.leases import Lease, LeaseKeeper
 
 _log = logging.getLogger("horae.task")
-
-Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 class JobLog(logging.LoggerAdapter[logging.Logger]):

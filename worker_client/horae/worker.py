@@ -15,22 +15,31 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from horae import backoff, checks, clock, errors, logs, main_loop, wire
 from horae.client import DEFAULT_URL, AsyncClient, url_list
+from horae.handles import TaskHandle
 from horae.hooks import Hook
 from horae.ids import new_id
-from horae.jobs import Claim, Ending
+from horae.jobs import Claim, Ending, JobOptions
 from horae.leases import Lease, LeaseKeeper
 from horae.nodes import base_url, shown
-from horae.registry import Context, Handler, Registry
+from horae.registry import Context, Registry
 from horae.reporter import Reporter, log_ending
 from horae.runner import STOPPING, released, run_attempt, stopped
 from horae.signals import asked, heard
 from horae.stalls import BLOCKED_SECONDS, StallWatch, place_of
 from horae.threads import ThreadPool
 from horae.trouble import Kind, Trouble
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from horae.blocking import Client
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 WAIT_SECONDS = 20.0
 """One long poll: proxies on the way commonly cut silence at 30 s or 60 s."""
@@ -48,6 +57,16 @@ _AGAIN_WAIT_SECONDS = 1.0
 """A claim's wait after a try that failed: its answer tells soon that the cluster is there again, jobs or not."""
 _REFUSED = (errors.Unauthenticated, errors.Forbidden)
 _HOPELESS = (errors.Invalid, errors.Malformed, errors.NotFound)
+
+
+class _Registers(Protocol):
+    """What `@worker.task("name")` applies to a handler."""
+
+    @overload
+    def __call__(self, handler: Callable[Concatenate[Context, P], R]) -> TaskHandle[P, R]: ...
+
+    @overload
+    def __call__(self, handler: Callable[P, R]) -> TaskHandle[P, R]: ...
 
 
 class _Run:
@@ -106,17 +125,23 @@ class Worker:
         self._tls = tls
         self.registry = Registry()
         self._session: _Session | None = None
+        self._client: Client | None = None
         self._stop_asked = 0
 
     @overload
-    def task(self, name: Handler) -> Handler: ...
+    def task(self, name: Callable[Concatenate[Context, P], R]) -> TaskHandle[P, R]: ...
 
     @overload
-    def task(self, name: str | None = None, *, queue: str | None = None) -> Callable[[Handler], Handler]: ...
+    def task(self, name: Callable[P, R]) -> TaskHandle[P, R]: ...
 
-    def task(self, name: Any = None, *, queue: str | None = None) -> Any:
-        """Decorator: the handler of tasks of this name (default: the function's own). `queue`: claim from it as well.
+    @overload
+    def task(self, name: str | None = None, **options: Unpack[JobOptions]) -> _Registers: ...
 
+    def task(self, name: Any = None, **options: Unpack[JobOptions]) -> Any:
+        """Decorator: the handler of tasks of this name (default: the function's own).
+
+        `options`: keys of each job that is made by the result, a `TaskHandle`. From a `queue` the worker also claims;
+        without one jobs go to its first.
         Async functions run on the loop, plain ones in threads. A first parameter annotated `Context` gets one. A single
         parameter named `payload` gets the whole payload (converted when annotated with a dataclass or Struct);
         otherwise the keys of an object payload become keyword arguments. What is returned is the job's result.
@@ -125,14 +150,24 @@ class Worker:
             return self.task()(name)
         if name is not None and not isinstance(name, str):
             raise TypeError(f'a task\'s name is text, not {name!r}: write @worker.task("ship")')
+        queue = options.get("queue")
         names = [] if queue is None else checks.queue_names([queue])
 
-        def register(handler: Handler) -> Handler:
-            self.registry.add(name or handler.__name__, handler)
+        def register(handler: Callable[..., R]) -> TaskHandle[..., R]:
+            task = self.registry.add(name or handler.__name__, handler)
             self.queues += [added for added in names if added not in self.queues]
-            return handler
+            own = options if queue is not None or not self.queues else {**options, "queue": self.queues[0]}
+            return TaskHandle(task, self._calls, own, handler)
 
         return register
+
+    def _calls(self) -> Client:
+        """The client of its tasks' handles."""
+        if self._client is None:
+            from horae.blocking import Client  # with its thread, only where it is used
+
+            self._client = Client(self.urls, token=self.token, tls=self._tls)
+        return self._client
 
     def before(self, hook: Hook) -> Hook:
         """Decorator: call this with the `Context` before each handler. What it raises is how the attempt failed.
