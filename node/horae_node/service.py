@@ -405,9 +405,10 @@ class Service:
 
     def _seconds_to_place(self, queue: str) -> int:
         """How soon a queue that is as deep as it may be can have one place again, by its own settings: not while it is
-        paused, and no sooner than its rate lets one job out. How fast its workers come for them, nobody can promise."""
+        paused or may hold none, and no sooner than its rate lets one job out. How fast its workers come for them,
+        nobody can promise."""
         kept = views.settings(self._applier.view, queue)
-        if kept.paused:
+        if kept.paused or kept.max_depth == 0:
             return RETRY_AFTER_S_MAX
         if kept.rate_milli is None:
             return 1

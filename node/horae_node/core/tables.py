@@ -8,7 +8,7 @@ Not here: reading or writing. Next to read: `evolve.py` (the only writer), `view
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from hashlib import blake2b
 from struct import Struct
@@ -299,8 +299,14 @@ def unique_index_key(queue: str, unique_key: str) -> bytes:
     return UNIQUE + prefix + raw if len(raw) <= TEXT_BYTES_MAX else UNIQUE_LONG + prefix + _short(raw)
 
 
-def claim_key(worker: str, claim_id: str) -> bytes:
+def claim_key(worker: str, claim_id: str, queues: Sequence[str] = ()) -> bytes:
+    """`queues`: of the claim; none for a record by the rules before machine version 4, which asked for no queue.
+
+    Two who share a worker's name and a claim id, and not the queues, may not have each other's jobs.
+    """
     raw = worker.encode() + b"\0" + claim_id.encode()
+    if queues:
+        return CLAIM_LONG + _short("\0".join((*queues, worker, claim_id)).encode())
     return CLAIM + raw if len(raw) <= TEXT_BYTES_MAX else CLAIM_LONG + _short(raw)
 
 

@@ -6,6 +6,7 @@ Not here: linearizability (the caller's barrier), rendering (the service).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from horae_node.core.decide.members import read_members
@@ -28,6 +29,7 @@ from horae_node.core.tables import (
     ERRORS_KEPT,
     GROUP_BYTES,
     META,
+    NEEDS,
     PROGRESS,
     RESULT,
     RUN,
@@ -103,6 +105,13 @@ def spec_bytes(view: View, job_id: str, *, followed: bool = False) -> int:
     return view.row_bytes(SPEC + seq_bytes(row[0]))
 
 
+def needs_of(view: View, job_id: str) -> int:
+    """For how many others the job waits; none when it is gone."""
+    row = view.get(id_key(job_id))
+    needs = None if row is None or is_tombstone(row) else view.get(NEEDS + seq_bytes(row[0]))
+    return 0 if needs is None else len(needs[1])
+
+
 def spec(view: View, seq: int) -> JobSpec | None:
     """None when the job is gone (purged or deleted)."""
     row = view.get(SPEC + seq_bytes(seq))
@@ -142,9 +151,10 @@ def result(view: View, seq: int) -> bytes | None:
     return None if row is None else row[0]
 
 
-def claim_known(view: View, worker: str, claim_id: str) -> bool:
+def claim_known(view: View, worker: str, claim_id: str, queues: Sequence[str]) -> bool:
     """Whether this claim was granted jobs before, and one of their leases may still live."""
-    return view.get(claim_key(worker, claim_id)) is not None
+    keys = claim_key(worker, claim_id, queues), claim_key(worker, claim_id)
+    return any(view.get(key) is not None for key in keys)
 
 
 def counts(view: View, queue: str) -> QueueCounts:

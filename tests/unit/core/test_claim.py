@@ -5,9 +5,19 @@ from __future__ import annotations
 from tests.unit.core.world import NOW_MS, World, submit
 
 from horae_node.core import views
-from horae_node.core.commands import AdvanceTime, ClaimJobs, CompleteJob, FailJob, ReleaseJob
+from horae_node.core.commands import (
+    AdvanceTime,
+    ClaimJobs,
+    CompleteJob,
+    FailJob,
+    HeartbeatLease,
+    RaiseMachineVersion,
+    ReleaseJob,
+)
 from horae_node.core.decide.claim import CLAIM_BYTES_MAX, PAGE_MIN, PAGES_MAX
-from horae_node.core.results import Granted
+from horae_node.core.decide.reading import READ_BYTES_MAX, ROW_BYTES
+from horae_node.core.model import LINKS_VERSION, SCHEDULES_VERSION
+from horae_node.core.results import Advanced, Granted
 
 
 def test_nothing_ready_is_an_empty_grant():
@@ -161,3 +171,44 @@ def test_counts_follow():
     assert views.counts(world.txn, "default")._asdict() == {
         "pending": 1, "ready": 1, "running": 1, "succeeded": 0, "dead": 0, "cancelled": 0, "expired": 0,
     }  # fmt: skip
+
+
+def test_who_asks_for_other_queues_does_not_get_what_they_hold() -> None:
+    """Two tenants, each with a worker `w` and a claim `c` of its own."""
+    world = World(version=SCHEDULES_VERSION)
+    world.do(submit("a", queue="a"))
+    first = world.claim("w", queues=("a",), claim_id="c")
+    assert world.ids(first) == ["a"]
+    assert world.claim("w", queues=("b",), claim_id="c") == ()
+    assert world.claim("w", queues=("a",), claim_id="c") == first
+    assert views.claim_known(world.txn, "w", "c", ("a",))
+    assert not views.claim_known(world.txn, "w", "c", ("b",))
+
+
+def test_a_claim_that_was_granted_by_older_rules_is_still_known() -> None:
+    world = World(version=LINKS_VERSION)
+    world.do(submit("a"))
+    first = world.claim("w", claim_id="c")
+    world.do(RaiseMachineVersion(SCHEDULES_VERSION))
+    assert views.claim_known(world.txn, "w", "c", ("default",))
+    assert world.claim("w", claim_id="c") == first
+
+
+def test_a_sweep_of_large_claims_takes_several_entries() -> None:
+    """Sixty claims of a thousand jobs, whose leases were renewed, were looked through by one entry."""
+    world = World(version=SCHEDULES_VERSION)
+    claims = 2 * READ_BYTES_MAX // ROW_BYTES // 1000
+    held: list[tuple[int, int]] = []
+    for number in range(claims):
+        world.apply(*[submit(f"j{number * 1000 + place}") for place in range(1000)])
+        held += world.claim("w", max_jobs=1000, claim_id=f"c{number}")
+    world.lease_clock += 25_000
+    world.apply(*[HeartbeatLease(f"j{seq - 1}", token, None) for seq, token in held])
+    world.lease_clock += 6_000
+    swept = []
+    while not swept or swept[-1].more:
+        outcome = world.do(AdvanceTime(10_000))
+        assert isinstance(outcome, Advanced)
+        swept.append(outcome)
+    most = READ_BYTES_MAX // ROW_BYTES // 1000 + 1
+    assert [outcome.items for outcome in swept] == [len(held) + most, claims - most]

@@ -6,7 +6,7 @@ from tests.unit.core.world import HASH, World, submit
 
 from horae_node.core.commands import AdvanceTime, CompleteJob, FailJob, RequeueJob, SubmitJob
 from horae_node.core.decide import links
-from horae_node.core.model import LINKS_VERSION, Links, OnFailure, State
+from horae_node.core.model import LINKS_VERSION, SCHEDULES_VERSION, Links, OnFailure, State
 from horae_node.core.tables import linked
 
 STEP = 4 * links.TOLD_WEIGHT
@@ -76,3 +76,32 @@ def test_a_job_with_many_dependants_holds_up_no_other() -> None:
     for _ in range(60):
         world.do(AdvanceTime(STEP))
     assert states(world, [f"f{number}" for number in range(50)]) == [State.CANCELLED] * 50
+
+
+def test_those_who_wait_for_many_that_end_together_are_told_many_an_entry() -> None:
+    """Each of a hundred parents has the same first dependant: it alone was told by an entry."""
+    world = World(version=SCHEDULES_VERSION)
+    parents = [f"p{number}" for number in range(50)]
+    waiting = [f"f{number}" for number in range(60)]
+    world.apply(*[submit(parent) for parent in parents])
+    world.apply(*[after(job_id, *parents) for job_id in waiting])
+    grants = world.claim("w", max_jobs=50)
+    world.apply(*[CompleteJob(parents[seq - 1], token, None) for seq, token in grants])
+    entries = 0
+    while State.PENDING in states(world, waiting):
+        world.do(AdvanceTime(1000))
+        entries += 1
+    assert states(world, waiting) == [State.READY] * 60
+    assert entries <= 10, f"{entries}: a thousand words an entry, and three thousand to say"
+
+
+def test_those_who_are_told_together_are_not_too_many() -> None:
+    world = World(version=SCHEDULES_VERSION)
+    world.apply(submit("large"), submit("other"))
+    world.apply(*[after(f"f{number}", "large") for number in range(200)])
+    world.apply(*[after(f"o{number}", "other") for number in range(200)])
+    grants = world.claim("w", max_jobs=2)
+    world.apply(*[CompleteJob(("large", "other")[seq - 1], token, None) for seq, token in grants])
+    world.do(AdvanceTime(1000))
+    told = [sum(world.run(f"{kind}{n}").state == State.READY for n in range(200)) for kind in "fo"]
+    assert told == [1000 * 7 // 8 // links.TOLD_WEIGHT // 2] * 2, "an eighth is for housekeeping"

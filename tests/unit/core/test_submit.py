@@ -8,6 +8,7 @@ from tests.unit.core.world import HASH, NOW_MS, World, make_spec, submit
 from horae_node.core import views
 from horae_node.core.commands import CompleteJob, SubmitBatch
 from horae_node.core.digest import state_digest
+from horae_node.core.model import SCHEDULES_VERSION
 from horae_node.core.results import BatchSubmitted, Rejected, Submitted
 from horae_storage.kv import MAX_KEY_BYTES
 
@@ -117,3 +118,17 @@ def test_long_ids_and_keys_fit_the_store_and_stay_apart(text: str):
     assert views.job_seq(world.txn, text + "x") is None
     keys = world.txn.keys(b"\0", b"\xff", limit=1000)
     assert max(len(key) for key in keys) <= MAX_KEY_BYTES
+
+
+def test_the_id_counts_before_the_unique_key_in_a_batch_as_well():
+    """An id of the batch's own, with other content, was passed over for the holder of a unique key outside."""
+    world = World(version=SCHEDULES_VERSION)
+    world.do(submit("holder", unique_key="k"))
+    twins = submit("twin", hash=HASH), submit("twin", hash=HASH[::-1] + b"x", unique_key="k")
+    outcome = world.do(SubmitBatch(twins))
+    assert isinstance(outcome, Rejected)
+    assert (outcome.code, outcome.position) == ("conflict", 1)
+    world.do(twins[0])
+    alone = world.do(twins[1])
+    assert isinstance(alone, Rejected)
+    assert alone.code == "conflict"

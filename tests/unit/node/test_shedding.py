@@ -329,15 +329,21 @@ def test_long_waits_leave_a_quarter_of_the_connections_to_others() -> None:
 
 @pytest.mark.parametrize(
     ("settings", "seconds"),
-    [({}, 1), ({"rate_per_second": 0.1}, 10), ({"rate_per_second": 50}, 1), ({"paused": True}, RETRY_AFTER_S_MAX)],
+    [
+        ({}, 1),
+        ({"rate_per_second": 0.1}, 10),
+        ({"rate_per_second": 50}, 1),
+        ({"paused": True}, RETRY_AFTER_S_MAX),
+        ({"max_depth": 0}, RETRY_AFTER_S_MAX),
+    ],
 )
 async def test_past_its_depth_a_queue_asks_back_when_it_may_have_let_one_out(
     settings: dict[str, Any], seconds: int
 ) -> None:
     node = await OneNode().open()
     await raise_version(node)
-    await node.service.set_queue("default", read(wire.QueuePatch, max_depth=1, **settings))
     await node.submit()
+    await node.service.set_queue("default", read(wire.QueuePatch, **{"max_depth": 1, **settings}))
     with pytest.raises(Refused, match=f"again in {seconds} s") as refused:
         await node.submit()
     assert (refused.value.code, refused.value.retry_after_ms) == ("rate_limited", seconds * 1000)

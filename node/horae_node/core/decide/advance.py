@@ -22,7 +22,7 @@ from horae_node.core.decide.claim import live_grants
 from horae_node.core.decide.finish import lapsed, timed_out
 from horae_node.core.decide.links import decide_settlements
 from horae_node.core.decide.queues import decide_regroups
-from horae_node.core.decide.reading import has_read_enough, read_spec
+from horae_node.core.decide.reading import count_rows, has_read_enough, needs_of, read_spec
 from horae_node.core.decide.schedules import decide_erasures
 from horae_node.core.model import Run
 from horae_node.core.runs import finished, made_ready, watched
@@ -81,6 +81,7 @@ def decide_expiries(ctx: Context, budget: int) -> list[Change]:
             break
         seq, run = _seq_and_run(ctx, key)
         spec = read_spec(ctx, seq)
+        count_rows(ctx, needs_of(ctx, seq))
         after = finished(run, S_EXPIRED, ending=run.ending, now_ms=ctx.now_ms, index=ctx.index)
         changes.append(JobChanged(handle_for(seq, spec), run, after, terms_of(spec)))
     return changes
@@ -119,10 +120,13 @@ def decide_claim_sweeps(ctx: Context, budget: int) -> list[Change]:
     """Claim records: forgotten when no lease of theirs lives, else looked at again when the longest may have ended."""
     changes: list[Change] = []
     for sweep_key in _due_keys(ctx, CLAIM_SWEEP, ctx.lease_clock, budget):
+        if has_read_enough(ctx):
+            break
         key = sweep_key[9:]
         row = ctx.get(key)
         assert row is not None
         record = claim_of(row)
+        count_rows(ctx, len(record.grants))
         held = live_grants(ctx, record)
         if held:
             changes.append(ClaimRecorded(key, record, ClaimRecord(_sweep_at(ctx, held), held)))

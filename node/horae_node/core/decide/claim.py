@@ -10,6 +10,7 @@ from horae_node.core.commands import ClaimJobs
 from horae_node.core.context import Context
 from horae_node.core.decide import turns
 from horae_node.core.decide.grant import grant_of
+from horae_node.core.decide.reading import read_spec
 from horae_node.core.limits import allowance
 from horae_node.core.model import NO_SETTINGS
 from horae_node.core.results import Granted
@@ -37,18 +38,22 @@ claim gets the rest.
 def decide_claim(ctx: Context, command: ClaimJobs) -> Decision:
     """Up to `max_jobs` grants, with payloads of 8 MiB together at most, but at least one.
 
-    A claim id whose leases live gets the same jobs: a lost answer loses no job.
+    A claim id whose leases live gets the same jobs, of the same queues: a lost answer loses no job.
     """
     worker, queues, max_jobs, _, claim_id = command
     key, record = b"", None
     if claim_id:
-        key = claim_key(worker, claim_id)
+        key = claim_key(worker, claim_id, queues if ctx.schedules else ())
         row = ctx.get(key)
         if row is not None:
             record = claim_of(row)
-            held = live_grants(ctx, record)
-            if held:
-                return Granted(held, True), ()
+        held = () if record is None else live_grants(ctx, record)
+        if not held and ctx.schedules and (older := ctx.get(claim_key(worker, claim_id))) is not None:
+            held = tuple(
+                [held for held in live_grants(ctx, claim_of(older)) if read_spec(ctx, held[0]).queue in queues]
+            )
+        if held:
+            return Granted(held, True), ()
     jobs: list[JobGranted] = []
     bytes_left = CLAIM_BYTES_MAX
     # A queue named twice must not be read twice: nothing is written before all is decided.

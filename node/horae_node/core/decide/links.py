@@ -47,19 +47,26 @@ FOLLOWER = "then"
 
 def decide_settlements(ctx: Context, budget: int) -> list[Change]:
     """Tell those that wait how the jobs ended that they wait for: of each such job an equal share of the budget, so
-    that one with a million dependants holds up none with few. Of several endings of one job the first comes first."""
-    budget = max(1, budget // TOLD_WEIGHT)
-    endings = _first_endings(ctx, budget)
-    share = max(1, budget // max(1, len(endings)))
+    that one with a million dependants holds up none with few; and to those that are told anyway, all that there is to
+    tell. Of several endings of one job the first comes first."""
+    jobs = max(1, budget // TOLD_WEIGHT)
+    endings = _first_endings(ctx, jobs)
+    share = max(1, jobs // max(1, len(endings)))
+    words = max(share, budget // max(1, len(endings)))
     told: dict[int, list[Told]] = {}
     settled: list[Change] = []
     for key, (state, up_to) in endings:
         other = job_of_settle(key)
         start, stop = pair_range(NEEDED, other, up_to)
-        waiting = ctx.txn.scan(start, stop, limit=share + 1)
-        for needed, (place,) in waiting[:share]:
-            told.setdefault(int.from_bytes(needed[-8:], "big"), []).append(Told(other, place, state))
-        if len(waiting) <= share:
+        waiting = ctx.txn.scan(start, stop, limit=words + 1)
+        new = 0
+        for at, (needed, (place,)) in enumerate(waiting):
+            seq = int.from_bytes(needed[-8:], "big")
+            if at == words or (seq not in told and new == share):
+                break
+            new += seq not in told
+            told.setdefault(seq, []).append(Told(other, place, state))
+        else:
             settled.append(JobSettled(key))
     return [*[_tell(ctx, seq, its) for seq, its in told.items()], *settled]
 

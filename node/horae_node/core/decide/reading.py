@@ -5,6 +5,7 @@ from __future__ import annotations
 from horae_node.core.context import Context
 from horae_node.core.model import JobSpec, Run
 from horae_node.core.tables import (
+    NEEDS,
     RUN,
     SPEC,
     JobHandle,
@@ -19,6 +20,9 @@ from horae_node.core.tables import (
 
 READ_BYTES_MAX = 4 << 20
 """From machine version 3 on: some ten milliseconds of each node's loop."""
+
+ROW_BYTES = 1000
+"""What a row that is looked up or dropped counts of it: the time of so many bytes."""
 
 
 def find_job(ctx: Context, job_id: str) -> tuple[JobHandle, Run] | None:
@@ -42,6 +46,17 @@ def read_spec(ctx: Context, seq: int) -> JobSpec:
     spec = spec_of(row)
     ctx.read_bytes += spec_bytes(spec)
     return spec
+
+
+def needs_of(ctx: Context, seq: int) -> int:
+    """For how many others the job waits still."""
+    row = ctx.get(NEEDS + seq_bytes(seq)) if ctx.held else None
+    return 0 if row is None else len(row[1])
+
+
+def count_rows(ctx: Context, rows: int) -> None:
+    """Looked up, or to be dropped, one by one."""
+    ctx.read_bytes += ROW_BYTES * rows
 
 
 def has_read_enough(ctx: Context) -> bool:

@@ -55,7 +55,8 @@ def decide_submit_batch(ctx: Context, command: SubmitBatch) -> Decision:
     outcomes: list[Submitted] = []
     changes: list[JobSubmitted] = []
     for position, submit in enumerate(command.jobs):
-        known = known_job(ctx, submit) or batch.known(submit)
+        # The id counts before the unique key, as for a submit alone, also where an earlier job of the batch has it.
+        known = (ctx.schedules and batch.known_id(submit)) or known_job(ctx, submit) or batch.known(submit)
         if known is None:
             decided = make_job(ctx, submit, ctx.job_seq + 1 + len(changes), batch)
             if isinstance(decided, Rejected):
@@ -92,11 +93,15 @@ class Batch:
         """How many it will have made there."""
         return self._jobs.get(queue, 0)
 
+    def known_id(self, command: SubmitJob) -> Submitted | Rejected | None:
+        twin = self._ids.get(command.spec.id)
+        return None if twin is None else _same_id(twin[0], twin[1], command.content_hash)
+
     def known(self, command: SubmitJob) -> Submitted | Rejected | None:
         spec = command.spec
-        twin = self._ids.get(spec.id)
-        if twin is not None:
-            return _same_id(twin[0], twin[1], command.content_hash)
+        known = self.known_id(command)
+        if known is not None:
+            return known
         if spec.unique_key is not None:
             holder = self._unique.get((spec.queue, spec.unique_key))
             if holder is not None:
