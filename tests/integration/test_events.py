@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import signal
+import sys
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from tests.helpers.cluster import Cluster, NodeProcess, poll, running_cluster
+from tests.helpers.cluster import Cluster, NodeProcess, clean_environ, poll, running_cluster
 from tests.helpers.sse import Stream, open_stream
 from tests.helpers.story import Queue, metric
+
+from horae import AsyncClient
 
 pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 
@@ -92,6 +99,50 @@ async def test_it_goes_on_over_the_death_of_the_leader_and_its_return(cluster: C
     await cluster.wait_ready()
     again = await listen(leader, q.name, begin.id)
     assert await again.events(12) == told, "applied anew, each has its id"
+
+
+async def test_a_client_reads_on_over_the_death_of_the_leader(cluster: Cluster, q: Queue) -> None:
+    leader = await cluster.leader()
+    urls = [leader.url, *[node.url for node in others(cluster, leader)]]
+    begun = (await cluster.api.call_until_answered("GET", "/v1/cluster")).expect(200)["applied_index"]
+    told: list[tuple[str, str | None]] = []
+    async with (
+        AsyncClient(urls, deadline_seconds=20) as client,
+        aclosing(client.events(after=begun, queues=[q.name])) as events,
+        asyncio.timeout(60),
+    ):
+        await live(q, 0, 1)
+        async for event in events:
+            told.append((event.type, event.job_id))
+            if len(told) == 3:
+                cluster.kill(leader)
+                await live(q, 2, 3)
+            if len(told) == 12:
+                break
+    assert told == [(kind, f"{q.name}-{n}") for n in range(4) for kind in LIFE]
+    cluster.start(leader)
+    await cluster.wait_ready()
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+async def test_the_command_line_shows_them_until_it_is_interrupted(cluster: Cluster, q: Queue, as_json: bool) -> None:
+    begun = (await cluster.api.call_until_answered("GET", "/v1/cluster")).expect(200)["applied_index"]
+    await live(q, 0, 0)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "horae_http", "tail", "--queue", q.name, "--after", str(begun)),
+        *(["--json"] if as_json else []),
+        env=clean_environ() | {"HORAE_URL": (await cluster.follower()).url},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(60):
+        lines = [(await process.stdout.readline()).decode() for _ in LIFE]
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 0
+    if as_json:
+        assert [json.loads(line)["type"] for line in lines] == LIFE
+    else:
+        assert [line.split()[1:3] for line in lines] == [[kind, f"{q.name}-0"] for kind in LIFE]
 
 
 async def test_a_node_that_stops_ends_its_streams(cluster: Cluster, q: Queue) -> None:

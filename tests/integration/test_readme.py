@@ -25,7 +25,7 @@ pytestmark = pytest.mark.cluster
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 LIMIT_S = 60
 URL = re.compile(r"http://127\.0\.0\.1:707[0-2]")
-USER_COMMANDS = ("submit", "job", "jobs", "cancel", "requeue", "cluster")
+USER_COMMANDS = ("submit", "job", "jobs", "cancel", "requeue", "wait", "cluster")
 
 
 def blocks(language: str) -> list[str]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from horae.client import Submitted as Submitted
     from horae.errors import Conflict as Conflict
     from horae.errors import Dead as Dead
+    from horae.errors import FellBehind as FellBehind
     from horae.errors import Forbidden as Forbidden
     from horae.errors import HoraeError as HoraeError
     from horae.errors import Invalid as Invalid
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from horae.errors import TooLarge as TooLarge
     from horae.errors import Unauthenticated as Unauthenticated
     from horae.errors import Unreachable as Unreachable
+    from horae.events import Event as Event
     from horae.jobs import Beat as Beat
     from horae.jobs import Claim as Claim
     from horae.jobs import Ended as Ended
@@ -59,11 +61,22 @@ _HOMES = {
     "horae.blocking": ("Client",),
     "horae.client": ("AsyncClient", "Submitted"),
     "horae.errors": (
-        *("Conflict", "Dead", "Forbidden", "HoraeError", "Invalid", "JobCancelled", "JobFailed", "LeaseLost"),
+        *(
+            "Conflict",
+            "Dead",
+            "FellBehind",
+            "Forbidden",
+            "HoraeError",
+            "Invalid",
+            "JobCancelled",
+            "JobFailed",
+            "LeaseLost",
+        ),
         *("Malformed", "NoLeader", "NothingToDo", "NotFinished", "NotFound", "OutcomeUnknown", "PartlyRefused"),
         *("PreconditionFailed", "RateLimited", "RequestError", "Retry", "ShuttingDown", "Snooze", "StorageFull"),
         *("TooLarge", "Unauthenticated", "Unreachable"),
     ),
+    "horae.events": ("Event",),
     "horae.jobs": ("Beat", "Claim", "Ended", "Ending", "Failure", "Job", "JobPage", "NewJob", "Renewal", "RetryPolicy"),
     "horae.registry": ("Context",),
     "horae.schedules": ("NextTime", "Schedule", "Trigger", "Triggered"),

@@ -11,7 +11,7 @@ import os
 import ssl
 import threading
 import weakref
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, wait
 from contextlib import suppress
 from datetime import datetime
@@ -21,6 +21,7 @@ from msgspec import Raw
 
 from horae import wire
 from horae.client import DEADLINE_SECONDS, DEFAULT_URL, AsyncClient, Submitted, disown
+from horae.events import Event
 from horae.jobs import (
     Beat,
     Claim,
@@ -197,6 +198,17 @@ class Client:
     def submit_many(self, jobs: Iterable[NewJob], *, deadline_seconds: float | None = None) -> list[Job]:
         """Submit many, each with its own outcome; the jobs in the order given. Raises: `PartlyRefused` at the end."""
         return self._run(self._client.submit_many(jobs, deadline_seconds=deadline_seconds))
+
+    def events(
+        self, *, after: str | int | None = None, queues: Sequence[str] = (), types: Sequence[wire.EventType] = ()
+    ) -> Iterator[Event]:
+        """Every change of state, in order, without an end. Raises: `FellBehind`. Close the iterator when done."""
+        told = _Told(self._client.events(after=after, queues=queues, types=types))
+        try:
+            while True:
+                yield self._run(told.next())
+        finally:
+            self._run(told.close())
 
     def job(self, job_id: str, *, deadline_seconds: float | None = None) -> Job:
         """Read one job. Raises: `NotFound`."""
@@ -392,3 +404,19 @@ class Client:
 
 async def _all(found: AsyncIterator[T]) -> list[T]:
     return [item async for item in found]
+
+
+class _Told:
+    """Events, asked for one by one. A call that was cut short (Ctrl-C) may not have ended when the close comes."""
+
+    def __init__(self, events: AsyncGenerator[Event, None]) -> None:
+        self._events = events
+        self._asked = asyncio.Lock()
+
+    async def next(self) -> Event:
+        async with self._asked:
+            return await anext(self._events)
+
+    async def close(self) -> None:
+        async with self._asked:
+            await self._events.aclose()

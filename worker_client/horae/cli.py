@@ -29,11 +29,11 @@ from horae import checks, clock, errors, logs, show, signals, streams
 from horae.blocking import Client
 from horae.client import DEADLINE_SECONDS, DEFAULT_URL, url_list
 from horae.ids import new_id
-from horae.jobs import Job, JobFilter, NewJob, QueueSettings
+from horae.jobs import Job, JobFilter, JobsWanted, NewJob, QueueSettings
 from horae.leases import BEATS_PER_LEASE
 from horae.nodes import base_url, shown
 from horae.trouble import Kind, Trouble
-from horae.wire import JSON_DEPTH_MAX, ClusterView, MemberStanding, Problem
+from horae.wire import EVENT_TYPES, JSON_DEPTH_MAX, ClusterView, EventType, MemberStanding, Problem
 from horae.worker import Worker
 
 EXIT_REFUSED = 1
@@ -497,18 +497,55 @@ def job(target: Target, job_id: str) -> None:
 @click.option("--state", type=click.Choice(list(show.STATE_STYLES)), help="In this state only.")
 @click.option("--task", metavar="TASK", help="Of this task only.")
 @click.option("--tag", metavar="KEY:VALUE", help="With this tag only.")
+@click.option("--schedule", "schedule_id", metavar="ID", help="Of this schedule only.")
+@click.option("--since", "created_from", metavar="RFC3339", help="Made at this moment or later.")
+@click.option("--before", "created_before", metavar="RFC3339", help="Made before this moment.")
 @click.option("--limit", type=Whole(min=1), default=50, show_default=True, help="At most so many.")
 @target_options
-def jobs(target: Target, queue: str | None, state: str | None, task: str | None, tag: str | None, limit: int) -> None:
+def jobs(target: Target, limit: int, **wanted: Unpack[JobsWanted]) -> None:
     """List jobs, newest first."""
     most = min(limit, sys.maxsize - 1)
     with target.client() as client:
-        found = list(
-            islice(client.jobs(queue=queue, state=state, task=task, tag=tag, page=min(most + 1, 1000)), most + 1)
-        )
+        found = list(islice(client.jobs(page=min(most + 1, 1000), **wanted), most + 1))
     target.render(found[:most], show.show_jobs)
     if len(found) > most:
         show.say(f"the newest {most} are shown, there are more: --limit {10 * most}")
+
+
+@main_group.command()
+@click.argument("job_id", metavar="ID")
+@click.option("--for", "wait_seconds", type=Seconds(), metavar="SECONDS", help="At most so long.")
+@target_options
+def wait(target: Target, job_id: str, wait_seconds: float | None) -> None:
+    """Wait until a job is finished, however long, and show it."""
+    with target.client() as client:
+        found = client.job(job_id)
+        if not found.finished:
+            found = _wait(client, found, inf if wait_seconds is None else wait_seconds, _LOOK_SECONDS)
+        target.show(found)
+    _exit_by_state(found)
+
+
+@main_group.command()
+@click.option("--queue", "queues", multiple=True, metavar="Q", help="Of this queue only; may be given again.")
+@click.option(
+    "--type",
+    "types",
+    multiple=True,
+    type=click.Choice(EVENT_TYPES),
+    metavar="TYPE",
+    help="Events of this type only (submitted, running, succeeded, dead, ...); may be given again.",
+)
+@click.option("--after", metavar="ID", help="Go on after this event, or log index. Default: from now on.")
+@target_options
+def tail(target: Target, queues: tuple[str, ...], types: tuple[EventType, ...], after: str | None) -> None:
+    """Show what happens, as it happens, until Ctrl-C: every change of state, in order, from whichever node lives."""
+    with target.client() as client, suppress(KeyboardInterrupt):
+        for event in client.events(after=after, queues=queues, types=types):
+            if target.json:
+                show.print_json_line(event)
+            else:
+                show.show_event(event)
 
 
 _WHICH = (

@@ -18,6 +18,7 @@ from msgspec import Raw
 from horae import clock, codec, errors, wire
 from horae.calls import filled, moment, part, query, require_known, wanted_jobs
 from horae.checks import require_no_nan
+from horae.events import EventCalls
 from horae.ids import new_id
 from horae.jobs import (
     Beat,
@@ -35,7 +36,7 @@ from horae.jobs import (
     Renewal,
 )
 from horae.schedule_calls import ScheduleCalls
-from horae.transport import Again, Answer, Refusal, Transport
+from horae.transport import Again, Answer, Refusal, Stream, Transport
 from horae.trouble import Trouble
 
 DEFAULT_URL = "http://127.0.0.1:7070"
@@ -85,7 +86,7 @@ class Submitted(NamedTuple):
     created: bool
 
 
-class AsyncClient(ScheduleCalls):
+class AsyncClient(ScheduleCalls, EventCalls):
     """A client of one cluster, for one event loop. Use as `async with`, or `close()` it.
 
     `urls`: base URLs of any of its nodes (one, several, or text with commas). `deadline_seconds`: how long a call may
@@ -485,6 +486,15 @@ class AsyncClient(ScheduleCalls):
             return await self._refusable(method, path, body, until, wait_seconds, try_seconds, again, headers)
         except Refusal as refusal:
             raise refusal.error from None
+
+    async def _open(self, path: str) -> Stream:
+        """A read whose body does not end. Raises: as any read."""
+        try:
+            answer = await self._transport.call("GET", path, deadline=self._until(None), stream=True)
+        except Refusal as refusal:
+            raise refusal.error from None
+        assert answer.stream is not None
+        return answer.stream
 
     async def _refusable(
         self,

@@ -137,6 +137,15 @@ class NotFinished(HoraeError):
         self.job = job
 
 
+class FellBehind(HoraeError):
+    """No node that was asked knows all events after `after` any more; from `up_to` on they do: go on from there."""
+
+    def __init__(self, after: str, up_to: str) -> None:
+        super().__init__(f"events after {after} are not kept any more, up to {up_to}: list what you must know")
+        self.after = after
+        self.up_to = up_to
+
+
 # ---------------------------------------------------------------- raised by handlers
 
 

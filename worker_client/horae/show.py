@@ -22,9 +22,10 @@ from rich.table import Table
 from rich.text import Text
 
 from horae import streams, visible
+from horae.events import Event
 from horae.jobs import AttemptError, Job
 from horae.schedules import NextTime, Schedule, Trigger
-from horae.wire import ClusterView, DepthView, QueueView, WorkerView
+from horae.wire import EVENT_TYPES, ClusterView, DepthView, QueueView, WorkerView
 
 STATE_STYLES = {
     "succeeded": "green",
@@ -88,9 +89,19 @@ def print_line(line: str) -> None:
 
 def print_json(value: Any) -> None:
     """As the contract writes it, times with milliseconds. What the output's encoding may lack stays JSON."""
+    _write(_json(value, indent=2))
+
+
+def print_json_line(value: Any) -> None:
+    """The same on one line, without what is None: for one of many."""
+    told = msgspec.to_builtins(value, builtin_types=(datetime,))
+    _write(_json({key: its for key, its in told.items() if its is not None}, indent=None))
+
+
+def _json(value: Any, *, indent: int | None) -> str:
     plain = msgspec.to_builtins(value, builtin_types=(datetime,))
     any_text = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    _write(json.dumps(plain, default=_rfc3339, ensure_ascii=not any_text, indent=2) + "\n")
+    return json.dumps(plain, default=_rfc3339, ensure_ascii=not any_text, indent=indent) + "\n"
 
 
 def _rfc3339(moment: datetime) -> str:
@@ -184,6 +195,23 @@ def show_jobs(found: Sequence[Job]) -> None:
         [j.id, j.task, j.queue, _state(j), f"{j.attempt}/{j.max_attempts}", _time(j.run_at)] for j in found
     ]
     print_table(["id", "task", "queue", "state", "attempt", "run at"], rows)
+
+
+_EVENT_WIDTH = max(map(len, EVENT_TYPES))
+
+
+def show_event(event: Event) -> None:
+    """One line: when, what, of which job or queue or member, and what else is told."""
+    words = [_rfc3339(event.at), event.type.ljust(_EVENT_WIDTH)]
+    words += [part for part in (event.job_id, event.task, event.queue, event.node) if part]
+    if event.attempt:
+        words.append(f"attempt {event.attempt}")
+    if event.worker and event.type in ("running", "released"):
+        words.append(f"at {event.worker}")
+    if event.run_at and event.run_at > event.at:
+        words.append(f"due {_time(event.run_at)}")
+    words += [part for part in (event.dead_reason, event.standing) if part]
+    print_line(visible.line("  ".join([*words, event.id])))
 
 
 def show_queues(queues: Sequence[QueueView]) -> None:

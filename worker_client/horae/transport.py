@@ -11,7 +11,7 @@ import os
 import ssl
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
@@ -36,6 +36,8 @@ CONNECT_SECONDS = 2.0
 """A host that drops packets must not eat the deadline."""
 BODY_BYTES_PER_SECOND = 4 * 1024 * 1024
 """A big body may take its time: a try gets a second more for so many bytes."""
+STREAM_SILENCE_SECONDS = 40.0
+"""A stream says each 15 s that it lives."""
 RETRY_AFTER_SECONDS = 0.5
 """When a node that cannot serve names no `Retry-After`."""
 MSGPACK = "application/msgpack"
@@ -56,6 +58,8 @@ class Answer(NamedTuple):
     json: bool
     repeated: bool
     url: str
+    stream: Stream | None = None
+    """In the place of a body, where one was asked for."""
 
     def decode(self, shape: type[T]) -> T:
         """The body as `shape`. Raises: `RequestError` (`bad_answer`) when it is not: it came from something else."""
@@ -64,6 +68,32 @@ class Answer(NamedTuple):
         except msgspec.MsgspecError as error:
             detail = f"{self.url} is no horae node, or one of another version: its answer is not understood"
             raise errors.made_here("bad_answer", self.status, "Bad answer", detail) from error
+
+
+class Stream:
+    """A body that comes bit by bit, for as long as its node lives."""
+
+    def __init__(self, node: Node, nodes: Nodes, response: aiohttp.ClientResponse, now: Callable[[], float]) -> None:
+        self._node = node
+        self._nodes = nodes
+        self._response = response
+        self._now = now
+        self._began = now()
+
+    async def lines(self) -> AsyncGenerator[str, None]:
+        """Until it ends, for whatever reason; then another node is asked before this one. Close it when done."""
+        try:
+            while line := await self._response.content.readline():
+                yield line.decode(errors="replace").rstrip("\r\n")
+            self.avoid()
+        except (aiohttp.ClientError, OSError, ValueError):
+            self._nodes.failed(self._node, began=self._began, now=self._now())
+        finally:
+            self._response.close()
+
+    def avoid(self) -> None:
+        """Ask others first for a while."""
+        self._nodes.refused(self._node, seconds=RETRY_AFTER_SECONDS, now=self._now())
 
 
 class Again(NamedTuple):
@@ -98,6 +128,7 @@ class _Try(NamedTuple):
     status: int
     headers: Mapping[str, str]
     body: bytes
+    stream: aiohttp.ClientResponse | None = None
 
 
 class Transport:
@@ -152,8 +183,11 @@ class Transport:
         try_seconds: float = TRY_SECONDS,
         again: Again | None = None,
         headers: Mapping[str, str] | None = None,
+        stream: bool = False,
     ) -> Answer:
-        """The answer of the first node that serves the call. `path` is encoded, with its query; `headers` are more.
+        """The answer of the first node that serves the call; with `stream` as soon as its body begins.
+
+        `path` is encoded, with its query; `headers` are more.
 
         `deadline` is on the monotonic clock; `wait_seconds` is how long the server was asked to hold the answer back;
         `again`: what to send instead once a try has failed.
@@ -174,7 +208,7 @@ class Transport:
                 continue
             try:
                 left = min(try_seconds + wait_seconds, deadline - began)
-                got = await self._try(node, method, path, body, left, headers)
+                got = await self._try(node, method, path, body, left, headers, stream)
             except _NoAnswer as error:
                 now = self._now()
                 self.nodes.failed(node, began=began, now=now)
@@ -186,9 +220,10 @@ class Transport:
             if got.status < 300:
                 if self._trouble is not None:
                     self._trouble.over(self._now())
-                return Answer(got.status, got.body, _is_json(got), past.perhaps_done, node.shown)
+                body_of = None if got.stream is None else Stream(node, self.nodes, got.stream, self._now)
+                return Answer(got.status, got.body, _is_json(got), past.perhaps_done, node.shown, body_of)
             problem = errors.error_of(_problem(got, node.shown))
-            pause = self._settle(node, got, problem, past.perhaps_done)
+            pause = self._settle(node, got, problem, past.perhaps_done, elsewhere=stream)
             now = self._now()
             past.refused(node, problem, now - began)
             kind: Kind = "turned_away" if got.status == 429 else "not_serving"
@@ -202,13 +237,16 @@ class Transport:
         if self._trouble is not None:
             self._trouble.failed(why, due=due, now=now, kind=kind)
 
-    def _settle(self, node: Node, got: _Try, error: errors.RequestError, repeated: bool) -> float:
-        """After a problem: raise it if it is final, else how long to wait before the next try."""
+    def _settle(self, node: Node, got: _Try, error: errors.RequestError, repeated: bool, *, elsewhere: bool) -> float:
+        """After a problem: raise it if it is final, else how long to wait before the next try.
+
+        `elsewhere`: another node may have room where this one has none.
+        """
         asked = _retry_after(got)
-        if got.status == 429:
+        if got.status == 429 and not elsewhere:
             # The leader sheds for all: another node would only hand the call on to it.
             return backoff.spread(asked or RETRY_AFTER_SECONDS)
-        if error.code not in _TRANSIENT and got.status not in (500, 502, 503, 504):
+        if error.code not in _TRANSIENT and got.status not in (429, 500, 502, 503, 504):
             raise Refusal(error, repeated)
         # A leader that it named is not paused, and is asked at once; two that name each other are both paused.
         self.nodes.refused(node, seconds=asked or RETRY_AFTER_SECONDS, now=self._now())
@@ -222,18 +260,25 @@ class Transport:
         body: bytes | None,
         seconds: float,
         headers: Mapping[str, str] | None,
+        stream: bool,
     ) -> _Try:
         session = self._session_here()
+        total, silence = (None, STREAM_SILENCE_SECONDS) if stream else (seconds, None)
+        limits = aiohttp.ClientTimeout(total=total, sock_read=silence, sock_connect=min(CONNECT_SECONDS, seconds))
         try:
-            async with session.request(
-                method,
-                URL(node.url + path, encoded=True),
-                data=body,
-                headers=self._headers if headers is None else {**self._headers, **headers},
-                timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=min(CONNECT_SECONDS, seconds)),
-                allow_redirects=False,
-            ) as response:
-                return _Try(response.status, response.headers, await response.read())
+            async with asyncio.timeout(seconds):
+                response = await session.request(
+                    method,
+                    URL(node.url + path, encoded=True),
+                    data=body,
+                    headers=self._headers if headers is None else {**self._headers, **headers},
+                    timeout=limits,
+                    allow_redirects=False,
+                )
+                if stream and response.status == 200:
+                    return _Try(response.status, response.headers, b"", response)
+                async with response:
+                    return _Try(response.status, response.headers, await response.read())
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise _NoAnswer(f"{node.shown}: {_in_words(error)}", False) from error
         except TimeoutError as error:
