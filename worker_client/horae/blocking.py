@@ -11,7 +11,7 @@ import os
 import ssl
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, wait
 from contextlib import suppress
 from datetime import datetime
@@ -407,16 +407,23 @@ async def _all(found: AsyncIterator[T]) -> list[T]:
 
 
 class _Told:
-    """Events, asked for one by one. A call that was cut short (Ctrl-C) may not have ended when the close comes."""
+    """Events, asked for one by one. A call that was cut short, as by Ctrl-C, may wait still when the close comes."""
 
     def __init__(self, events: AsyncGenerator[Event, None]) -> None:
         self._events = events
         self._asked = asyncio.Lock()
+        self._asking: asyncio.Task[Any] | None = None
 
     async def next(self) -> Event:
         async with self._asked:
-            return await anext(self._events)
+            self._asking = asyncio.current_task()
+            try:
+                return await anext(self._events)
+            finally:
+                self._asking = None
 
     async def close(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
         async with self._asked:
             await self._events.aclose()

@@ -146,3 +146,20 @@ async def test_blocks_are_those_with_an_id() -> None:
             yield line
 
     assert [block async for block in blocks(lines())] == [Block("1.0", "", ""), Block("2.0", "x", "{}")]
+
+
+async def test_who_is_interrupted_anywhere_can_close() -> None:
+    """Ctrl-C between a call's beginning and the wait for it left it waiting, and the close waited for it."""
+
+    def read(url: str) -> None:
+        with Client(url, deadline_seconds=10) as client:
+            events = client.events(after=0)
+            assert next(events).index == 1
+            told = events.gi_frame.f_locals["told"]  # type: ignore[attr-defined]
+            asyncio.run_coroutine_threadsafe(told.next(), client._home.loop)
+            events.close()  # type: ignore[attr-defined]
+
+    async with tellers(1) as (node,):
+        node.streams = ["id: 0.0\n\n" + told(1)]
+        async with asyncio.timeout(20):
+            await asyncio.to_thread(read, node.url)
