@@ -88,12 +88,12 @@ class Delivery:
 
     @property
     def mark(self) -> str:
-        """What `Service.is_latest_claim` knows this claim by."""
+        """What `Service.claim_undelivered` knows this call by."""
         return self._session.mark(self._waiter)
 
     def undeliverable(self) -> None:
         """The caller was gone before the answer could be written: give the jobs straight back, not counted."""
-        self._session.give_back(self._waiter, self._grants)
+        self._session.undelivered(self._waiter, self._grants)
 
 
 class Finishes:
@@ -592,15 +592,16 @@ class Service:
         try:
             jobs, taken = await self._pace.show(lambda: self._claimed(grants), _claimed_bytes)
         except asyncio.CancelledError:
-            self._session.give_back(waiter, grants)
+            self._session.undelivered(waiter, grants)
             raise
         if taken < len(grants):
-            self._session.give_back(waiter, grants[taken:])
+            self._session.no_room(waiter, grants[taken:])
         return Delivery(wire.ClaimAnswer(jobs=jobs), grants[:taken], waiter, self._session)
 
-    def is_latest_claim(self, mark: str) -> bool:
-        """Whether this leader knows that claim, which had a claim id, and that it was not repeated since."""
-        return self._session.is_latest(mark)
+    def claim_undelivered(self, mark: str, leases: Sequence[wire.EndingRequest]) -> bool:
+        """The answer to that call, which had a claim id and granted these, surely did not reach its caller. Whether
+        they are to be ended now: this leader knows the call, and nobody else may have its jobs, or get them yet."""
+        return self._session.undelivered_elsewhere(mark, [(lease.job_id, lease.lease_token) for lease in leases])
 
     def _claimed(self, grants: Grants) -> tuple[list[wire.ClaimedJob], int]:
         """The first of the granted jobs, up to the one that takes them past `CLAIM_BYTES_MAX`, and how many grants."""

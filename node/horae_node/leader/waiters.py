@@ -9,8 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from horae_node.core.commands import ClaimJobs
+
+if TYPE_CHECKING:
+    from horae_node.leader.claim_book import RepeatableClaim
 
 Grants = tuple[tuple[int, int], ...]
 
@@ -19,7 +23,8 @@ Grants = tuple[tuple[int, int], ...]
 class Waiter:
     """One claim. `asked`: the queues whose ready jobs an entry under way asks for on its behalf.
 
-    `ticket`: its place while it waits, else 0; `serial`: the same number, kept.
+    `ticket`: its place while it waits, else 0; `serial`: the same number, kept. `claim`: its calls, if it has an id.
+    `in_doubt`: it was told that the outcome is not known, which may yet come.
     """
 
     command: ClaimJobs
@@ -29,6 +34,8 @@ class Waiter:
     serial: int = 0
     asked: tuple[str, ...] = ()
     in_flight: bool = False
+    in_doubt: bool = False
+    claim: RepeatableClaim | None = field(default=None, repr=False)
     expired: bool = False
     abandoned: bool = False
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
@@ -63,10 +70,6 @@ class Waiters:
                 del self._by_queue[queue]
         del self._parked[waiter.ticket]
         waiter.ticket = 0
-
-    def parked(self, serial: int) -> Waiter | None:
-        """The claim of that serial while it waits."""
-        return self._parked.get(serial)
 
     def waits_on(self, queue: str) -> bool:
         return queue in self._by_queue
