@@ -579,8 +579,10 @@ class Service:
         if not self._session.granting:
             raise NotApplied("no_leader", "this node does not lead")
         with self._parked.one():
-            self._book.saw(request.worker, self._now_s(), request.queues)
             waiter = self._session.park(translate.claim_command(request), translate.span_ms(request.wait_seconds))
+            names = waiter.command.queues
+            request.queues = [*names]  # the same, but shared by all who ask for them, while it is kept for the answer
+            self._book.saw(request.worker, self._now_s(), names)
             try:
                 grants = await waiter.future
             except asyncio.CancelledError:

@@ -9,6 +9,7 @@ Next to read: `waiters.py`, `../proposer.py`.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from horae_node import codec
@@ -69,6 +70,12 @@ SHORT_WAIT_MS = 5
 
 LAST_LOOK_MS = 50
 """How long a claim whose wait is over may still be served when its queue has jobs that are about to be granted."""
+
+DISMISSED_A_PASS = 100
+"""Claims that are told in one pass of the loop that this node leads no more, at some 0.1 ms for each answer."""
+
+SWEPT_A_PASS = 5000
+"""Lines of queues that are freed meanwhile: a millisecond."""
 
 OUTCOME_WAIT_MS = COMMIT_DEADLINE_MS
 """How long a claim whose wait is over waits for what an earlier call of it is granted: as long as that one waits."""
@@ -139,6 +146,9 @@ class LeaderSession:
         self._check: dict[str, None] = {}
         self._repeats: dict[Waiter, None] = {}
         self._claims = ClaimBook()
+        self._dismissed: deque[tuple[Waiter, NotApplied]] = deque()
+        """Claims that have left, and are to be told why."""
+        self._dismissing: asyncio.Handle | None = None
         self._until_token: dict[str, asyncio.TimerHandle] = {}
         """Queues whose rate alone holds them up while somebody waits for their jobs."""
 
@@ -194,9 +204,26 @@ class LeaderSession:
         The session stays open meanwhile, so that grants whose callers are gone can still be given back.
         """
         self._draining = True
-        for waiter in self.waiters.all():
+        self._dismiss(NotApplied("no_leader", "this node goes down; ask the new leader"))
+
+    def _dismiss(self, why: NotApplied) -> None:
+        """All claims leave at once, and those that nothing under way serves are told why, some a pass: to answer
+        thousands in one would hold up whatever is to be done for the new leader."""
+        for line in (self._repeats, self._behind_next, self._behind_this):
+            line.clear()
+        for waiter in self.waiters.remove_all():
             if not waiter.in_flight:
-                self._finish(waiter, NotApplied("no_leader", "this node goes down; ask the new leader"))
+                self._end_call(waiter)
+                self._dismissed.append((waiter, why))
+        if self._dismissing is None:
+            self._tell_dismissed()
+
+    def _tell_dismissed(self) -> None:
+        self._dismissing = None
+        for _ in range(min(len(self._dismissed), DISMISSED_A_PASS)):
+            self._finish(*self._dismissed.popleft())
+        if self.waiters.sweep(SWEPT_A_PASS) or self._dismissed:
+            self._dismissing = self._loop.call_soon(self._tell_dismissed)
 
     @property
     def granting(self) -> bool:
@@ -204,7 +231,7 @@ class LeaderSession:
         return self.open and not self._draining
 
     def close(self) -> None:
-        """Leadership is lost: every waiting claim is answered at once, so that it can go to the new leader."""
+        """Leadership is lost: every waiting claim is answered, some a pass, so that it can go to the new leader."""
         if not self.open:
             return
         self.open = False
@@ -215,10 +242,8 @@ class LeaderSession:
         self._until_token.clear()
         gone = NotApplied("no_leader", "this node no longer leads; ask the new leader")
         self._proposer.fail_queued(gone)
-        for waiter in self.waiters.all():
-            if not waiter.in_flight:
-                self._finish(waiter, gone)
         self._claims.clear()
+        self._dismiss(gone)
         self._on_change()
 
     # ------------------------------------------------------------------ clocks
@@ -451,7 +476,7 @@ class LeaderSession:
         grants = self._claims.is_granted(waiter, granted)
         if grants or waiter.expired:
             self._finish(waiter, grants)
-        elif not self.granting:
+        elif not (self.granting and waiter.ticket):
             self._finish(waiter, NotApplied("no_leader", "this node no longer leads; ask the new leader"))
         self._tell_repeats(waiter, granted=bool(grants))
         if self._check:
@@ -488,8 +513,10 @@ class LeaderSession:
         The future raises `NotApplied("no_leader")` when leadership is lost first, and `OutcomeUnknown` when a call of
         the same claim may have been granted jobs, and it cannot be told in time which.
 
-        Raises: `NotApplied("rate_limited")`.
+        Raises: `NotApplied("rate_limited")` when claims that wait name too many queues, or too many are this one's
+        repeats.
         """
+        self.waiters.require_room(command.queues)
         waiter = Waiter(command, self._clock.monotonic_ms(), self._loop.create_future())
         if command.claim_id:
             waiter.claim = self._claims.claim(command.worker, command.claim_id)
@@ -506,7 +533,7 @@ class LeaderSession:
 
     def _on_wait_over(self, waiter: Waiter, looks: int) -> None:
         waiter.expired = True
-        if waiter.in_flight or waiter.future.done():
+        if waiter.in_flight or waiter.future.done() or not waiter.ticket:
             return
         if looks == 0 and self._stands_behind(waiter):
             return
@@ -523,7 +550,7 @@ class LeaderSession:
         return waiter in self._repeats or any(call.in_flight or call.in_doubt for call in self._claims.others(waiter))
 
     def _on_outcome_overdue(self, waiter: Waiter) -> None:
-        if not waiter.in_flight and not waiter.future.done():
+        if waiter.ticket and not waiter.in_flight and not waiter.future.done():
             self._finish(waiter, OutcomeUnknown("what an earlier call of this claim was granted is not known yet"))
 
     def _look_again(self, waiter: Waiter, looks: int) -> None:
