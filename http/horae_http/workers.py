@@ -88,7 +88,7 @@ async def end_leases(service: Service, call: Call) -> Answer:
         failures.append(_settle_ending(item, call.packed_in))
     request.leases = [item for item, failure in zip(items, failures, strict=True) if failure is None]
     claim_mark = call.headers.get(UNLESS_REPEATED) if PASSED_ON_BY in call.headers else None
-    if claim_mark is not None and not service.is_latest_claim(claim_mark):
+    if claim_mark is not None and not service.claim_undelivered(claim_mark, request.leases):
         return codec.answer(200, wire.EndingsAnswer([]), call.packed_out)
     ended = iter(await service.end_many(request) if request.leases else ())
     results = [
@@ -116,8 +116,8 @@ def _ending_result(
 
 
 UNLESS_REPEATED: Final = "Horae-Unless-Repeated"
-"""From a node whose caller hung up: end these leases only if that claim was not sent again meanwhile. Of no meaning in
-a request that no node has passed on."""
+"""From a node whose caller hung up: end these leases, of that call's answer, unless another call of the same claim may
+have them, or get them yet. Of no meaning in a request that no node has passed on."""
 
 CLAIMS: Final = BodyReader(wire.ClaimRequest)
 _JOB: Final[dict[int, type | None]] = {200: wire.JobView}

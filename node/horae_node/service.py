@@ -8,6 +8,7 @@ both directions. Not here: HTTP, the wire's encodings, Raft. Next to read: `tran
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
@@ -63,6 +64,8 @@ VERSION_LOOKS, VERSION_LOOK_S = 100, 0.05
 """A follower that had caught up and is further behind than this is not ready any more: less is a moment's load."""
 SMALL_BATCH_JOBS = 100
 """A millisecond of the loop. Larger batches come one a pass: twenty that were read side by side held it for 0.2 s."""
+RELEASED_A_PASS = 100
+"""Readings that are answered in one pass when all are: some 0.1 ms each, and 20,000 may wait."""
 CLAIM_BYTES_MAX = 16 * 1024 * 1024
 """One claim's answer: the machine grants 8 MiB of payloads at most, but weighs no progress and no errors of attempts
 before, which may come to ten times that. What has no room is given straight back."""
@@ -88,12 +91,12 @@ class Delivery:
 
     @property
     def mark(self) -> str:
-        """What `Service.is_latest_claim` knows this claim by."""
+        """What `Service.claim_undelivered` knows this call by."""
         return self._session.mark(self._waiter)
 
     def undeliverable(self) -> None:
         """The caller was gone before the answer could be written: give the jobs straight back, not counted."""
-        self._session.give_back(self._waiter, self._grants)
+        self._session.undelivered(self._waiter, self._grants)
 
 
 class Finishes:
@@ -101,6 +104,7 @@ class Finishes:
 
     def __init__(self) -> None:
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}
+        self._released: deque[asyncio.Future[None]] = deque()
 
     def on_entry(self, outcome: EntryOutcome) -> None:
         if not self._waiting:
@@ -111,12 +115,21 @@ class Finishes:
                     future.set_result(None)
 
     def release_all(self) -> None:
-        """Wake everybody: the state was replaced, or this node no longer leads."""
+        """Wake everybody, some a pass: the state was replaced, or this node no longer leads."""
+        waking = bool(self._released)
         for futures in self._waiting.values():
-            for future in futures:
-                if not future.done():
-                    future.set_result(None)
+            self._released.extend(futures)
         self._waiting.clear()
+        if not waking:
+            self._wake_released()
+
+    def _wake_released(self) -> None:
+        for _ in range(min(len(self._released), RELEASED_A_PASS)):
+            future = self._released.popleft()
+            if not future.done():
+                future.set_result(None)
+        if self._released:
+            asyncio.get_running_loop().call_soon(self._wake_released)
 
     async def wait(self, seq: int, wait_ms: int) -> None:
         """Until the job finishes, or the wait is over."""
@@ -580,8 +593,10 @@ class Service:
         if not self._session.granting:
             raise NotApplied("no_leader", "this node does not lead")
         with self._parked.one():
-            self._book.saw(request.worker, self._now_s(), request.queues)
             waiter = self._session.park(translate.claim_command(request), translate.span_ms(request.wait_seconds))
+            names = waiter.command.queues
+            request.queues = [*names]  # the same, but shared by all who ask for them, while it is kept for the answer
+            self._book.saw(request.worker, self._now_s(), names)
             try:
                 grants = await waiter.future
             except asyncio.CancelledError:
@@ -593,15 +608,16 @@ class Service:
         try:
             jobs, taken = await self._pace.show(lambda: self._claimed(grants), _claimed_bytes)
         except asyncio.CancelledError:
-            self._session.give_back(waiter, grants)
+            self._session.undelivered(waiter, grants)
             raise
         if taken < len(grants):
-            self._session.give_back(waiter, grants[taken:])
+            self._session.no_room(waiter, grants[taken:])
         return Delivery(wire.ClaimAnswer(jobs=jobs), grants[:taken], waiter, self._session)
 
-    def is_latest_claim(self, mark: str) -> bool:
-        """Whether this leader knows that claim, which had a claim id, and that it was not repeated since."""
-        return self._session.is_latest(mark)
+    def claim_undelivered(self, mark: str, leases: Sequence[wire.EndingRequest]) -> bool:
+        """The answer to that call, which had a claim id and granted these, surely did not reach its caller. Whether
+        they are to be ended now: this leader knows the call, and nobody else may have its jobs, or get them yet."""
+        return self._session.undelivered_elsewhere(mark, [(lease.job_id, lease.lease_token) for lease in leases])
 
     def _claimed(self, grants: Grants) -> tuple[list[wire.ClaimedJob], int]:
         """The first of the granted jobs, up to the one that takes them past `CLAIM_BYTES_MAX`, and how many grants."""

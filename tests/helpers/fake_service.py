@@ -255,7 +255,7 @@ class FakeService:
         await self._enter("claim", request)
         return self.claimed
 
-    def is_latest_claim(self, mark: str) -> bool:
+    def claim_undelivered(self, mark: str, leases: object) -> bool:
         return mark == self.claimed.mark
 
     async def heartbeat(self, request: wire.HeartbeatRequest) -> wire.HeartbeatAnswer:

@@ -9,7 +9,7 @@ Next to read: `waiters.py`, `../proposer.py`.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from horae_node import codec
@@ -34,14 +34,11 @@ from horae_node.core.commands import (
 from horae_node.core.results import EntryOutcome, EpochOpened, Granted, Outcome
 from horae_node.core.tables import S_READY
 from horae_node.errors import NotApplied, OutcomeUnknown
+from horae_node.leader.claim_book import ClaimBook
 from horae_node.leader.scheduler import Scheduler
 from horae_node.leader.waiters import Grants, Waiter, Waiters
-from horae_node.proposer import Chunk, Plan, Proposer
+from horae_node.proposer import COMMIT_DEADLINE_MS, Chunk, Plan, Proposer
 from horae_node.raft.port import Raft
-
-CLAIMS_REMEMBERED = 30_000
-"""Claim ids that wait, which 20,000 may, or were given jobs lately: a late hang-up must not take back what a repeat was
-given. Some 10 MB."""
 
 QUEUES_REMEMBERED = 10_000
 """Names of queues that were looked at and had nothing; past them it looks anew, which costs a look-up a claim."""
@@ -80,6 +77,15 @@ SHORT_WAIT_MS = 5
 
 LAST_LOOK_MS = 50
 """How long a claim whose wait is over may still be served when its queue has jobs that are about to be granted."""
+
+DISMISSED_A_PASS = 100
+"""Claims that are told in one pass of the loop that this node leads no more, at some 0.1 ms for each answer."""
+
+SWEPT_A_PASS = 5000
+"""Lines of queues that are freed meanwhile: a millisecond."""
+
+OUTCOME_WAIT_MS = COMMIT_DEADLINE_MS
+"""How long a claim whose wait is over waits for what an earlier call of it is granted: as long as that one waits."""
 
 LAST_LOOKS_MAX = 40
 """So often, while no entry has left since its queue was to be looked at: under load a claim that does not want to wait
@@ -146,8 +152,10 @@ class LeaderSession:
         """Queues that had nothing when somebody asked for them, and gained nothing since: of others it is not known."""
         self._check: dict[str, None] = {}
         self._repeats: dict[Waiter, None] = {}
-        self._latest_claim: OrderedDict[tuple[str, str], int] = OrderedDict()
-        """The serial of the latest claim of a worker and a claim id."""
+        self._claims = ClaimBook()
+        self._dismissed: deque[tuple[Waiter, NotApplied]] = deque()
+        """Claims that have left, and are to be told why."""
+        self._dismissing: asyncio.Handle | None = None
         self._until_token: dict[str, asyncio.TimerHandle] = {}
         """Queues whose rate alone holds them up while somebody waits for their jobs."""
 
@@ -203,9 +211,26 @@ class LeaderSession:
         The session stays open meanwhile, so that grants whose callers are gone can still be given back.
         """
         self._draining = True
-        for waiter in self.waiters.all():
+        self._dismiss(NotApplied("no_leader", "this node goes down; ask the new leader"))
+
+    def _dismiss(self, why: NotApplied) -> None:
+        """All claims leave at once, and those that nothing under way serves are told why, some a pass: to answer
+        thousands in one would hold up whatever is to be done for the new leader."""
+        for line in (self._repeats, self._behind_next, self._behind_this):
+            line.clear()
+        for waiter in self.waiters.remove_all():
             if not waiter.in_flight:
-                self._finish(waiter, NotApplied("no_leader", "this node goes down; ask the new leader"))
+                self._end_call(waiter)
+                self._dismissed.append((waiter, why))
+        if self._dismissing is None:
+            self._tell_dismissed()
+
+    def _tell_dismissed(self) -> None:
+        self._dismissing = None
+        for _ in range(min(len(self._dismissed), DISMISSED_A_PASS)):
+            self._finish(*self._dismissed.popleft())
+        if self.waiters.sweep(SWEPT_A_PASS) or self._dismissed:
+            self._dismissing = self._loop.call_soon(self._tell_dismissed)
 
     @property
     def granting(self) -> bool:
@@ -213,7 +238,7 @@ class LeaderSession:
         return self.open and not self._draining
 
     def close(self) -> None:
-        """Leadership is lost: every waiting claim is answered at once, so that it can go to the new leader."""
+        """Leadership is lost: every waiting claim is answered, some a pass, so that it can go to the new leader."""
         if not self.open:
             return
         self.open = False
@@ -224,10 +249,8 @@ class LeaderSession:
         self._until_token.clear()
         gone = NotApplied("no_leader", "this node no longer leads; ask the new leader")
         self._proposer.fail_queued(gone)
-        for waiter in self.waiters.all():
-            if not waiter.in_flight:
-                self._finish(waiter, gone)
-        self._latest_claim.clear()
+        self._claims.clear()
+        self._dismiss(gone)
         self._on_change()
 
     # ------------------------------------------------------------------ clocks
@@ -437,9 +460,7 @@ class LeaderSession:
             answered |= self._behind_next
             self._behind_next = {}
         for waiter in answered:
-            assert waiter.timer is not None
-            waiter.timer.cancel()
-            self._on_wait_over(waiter, 1)
+            self._look_again(waiter, 1)
 
     def _on_claimed(self, waiter: Waiter, done: asyncio.Future[Sequence[Outcome]]) -> None:
         waiter.in_flight = False
@@ -455,51 +476,64 @@ class LeaderSession:
         error = done.exception()
         if error is not None:
             assert isinstance(error, (NotApplied, OutcomeUnknown))
+            waiter.in_doubt = isinstance(error, OutcomeUnknown)
             self._finish(waiter, error)
+            if not waiter.in_doubt:
+                self._tell_repeats(waiter)
             return
         granted = done.result()[0]
         assert isinstance(granted, Granted)
-        if granted.grants:
-            self._wake_repeat(waiter)
-        if granted.grants or waiter.expired:
-            self._finish(waiter, granted.grants)
-        elif not self.granting:
+        grants = self._claims.is_granted(waiter, granted)
+        if grants or waiter.expired:
+            self._finish(waiter, grants)
+        elif not (self.granting and waiter.ticket):
             self._finish(waiter, NotApplied("no_leader", "this node no longer leads; ask the new leader"))
+        self._tell_repeats(waiter, granted=bool(grants))
         if self._check:
             self._proposer.kick()
 
     def _on_late(self, waiter: Waiter, outcomes: Sequence[Outcome]) -> None:
         """Its caller hung up, or was told that nobody knows: whatever it was granted goes to a repeat, or back."""
         (granted,) = outcomes
-        if isinstance(granted, Granted) and granted.grants and self.open:
-            self._wake_repeat(waiter)
-            self.give_back(waiter, granted.grants)
+        waiter.in_doubt = False
+        if not isinstance(granted, Granted) or not self.open:
+            return
+        grants = self._claims.is_granted(waiter, granted)
+        if grants:
+            self._lose(waiter, grants)
+        self._end_call(waiter)
+        self._tell_repeats(waiter, granted=bool(grants))
 
-    def _wake_repeat(self, waiter: Waiter) -> None:
-        """A repeat that came while the first was under way has its jobs now."""
-        serial = self._latest_claim.get((waiter.command.worker, waiter.command.claim_id), waiter.serial)
-        latest = self.waiters.parked(serial)
-        if latest is not None and latest is not waiter:
-            self._repeats[latest] = None
-            self._proposer.kick()
+    def _tell_repeats(self, waiter: Waiter, *, granted: bool = False) -> None:
+        """This call's outcome is known: repeats that came meanwhile ask for its jobs, or need not wait for it."""
+        for repeat in self._claims.others(waiter):
+            if repeat.in_flight or not repeat.ticket:
+                continue
+            if granted:
+                self._repeats[repeat] = None
+                self._proposer.kick()
+            elif repeat.expired and not self._stands(repeat):
+                self._look_again(repeat, LAST_LOOKS_MAX)
 
     # ------------------------------------------------------------------ claims
 
     def park(self, command: ClaimJobs, wait_ms: int) -> Waiter:
         """A claim begins to wait; its future ends with the grants, empty at the end of the wait.
 
-        The future raises `NotApplied("no_leader")` when leadership is lost first.
+        The future raises `NotApplied("no_leader")` when leadership is lost first, and `OutcomeUnknown` when a call of
+        the same claim may have been granted jobs, and it cannot be told in time which.
+
+        Raises: `NotApplied("rate_limited")` when claims that wait name too many queues, or too many are this one's
+        repeats.
         """
+        self.waiters.require_room(command.queues)
         waiter = Waiter(command, self._clock.monotonic_ms(), self._loop.create_future())
-        self.waiters.park(waiter)
         if command.claim_id:
-            key = (command.worker, command.claim_id)
-            self._latest_claim[key] = waiter.serial
-            self._latest_claim.move_to_end(key)
-            if len(self._latest_claim) > CLAIMS_REMEMBERED:
-                self._latest_claim.popitem(last=False)
-            if views.claim_known(self._applier.view, command.worker, command.claim_id, command.queues):
-                self._repeats[waiter] = None
+            waiter.claim = self._claims.claim(command)
+            waiter.claim.calls.append(waiter)
+        self.waiters.park(waiter)
+        if command.claim_id and views.claim_known(self._applier.view, command.worker, command.claim_id, command.queues):
+            self._repeats[waiter] = None
         for queue in command.queues:
             if queue not in self._nothing_ready:
                 self._check[queue] = None
@@ -509,14 +543,31 @@ class LeaderSession:
 
     def _on_wait_over(self, waiter: Waiter, looks: int) -> None:
         waiter.expired = True
-        if waiter.in_flight or waiter.future.done():
+        if waiter.in_flight or waiter.future.done() or not waiter.ticket:
             return
         if looks == 0 and self._stands_behind(waiter):
             return
-        if self._may_be_served(waiter, looks):
+        if self._is_owed(waiter):
+            waiter.timer = self._loop.call_later(OUTCOME_WAIT_MS / 1000, self._on_outcome_overdue, waiter)
+        elif self._may_be_served(waiter, looks):
             waiter.timer = self._loop.call_later(LAST_LOOK_MS / 1000, self._on_wait_over, waiter, looks + 1)
-            return
-        self._finish(waiter, ())
+        else:
+            self._finish(waiter, ())
+
+    def _is_owed(self, waiter: Waiter) -> bool:
+        """Whether its claim may have been granted jobs that it was not told of: to say that there are none would leave
+        them with nobody."""
+        return waiter in self._repeats or any(call.in_flight or call.in_doubt for call in self._claims.others(waiter))
+
+    def _on_outcome_overdue(self, waiter: Waiter) -> None:
+        if waiter.ticket and not waiter.in_flight and not waiter.future.done():
+            self._finish(waiter, OutcomeUnknown("what an earlier call of this claim was granted is not known yet"))
+
+    def _look_again(self, waiter: Waiter, looks: int) -> None:
+        """What it waited for beyond its time is over."""
+        assert waiter.timer is not None
+        waiter.timer.cancel()
+        self._on_wait_over(waiter, looks)
 
     def _stands_behind(self, waiter: Waiter) -> bool:
         """Whether an advance that is to settle something will answer it: with jobs, or in `_on_advanced`."""
@@ -527,11 +578,14 @@ class LeaderSession:
         waiter.timer = self._loop.call_later(late_s, self._on_wait_over, waiter, LAST_LOOKS_MAX)
         return True
 
+    def _stands(self, waiter: Waiter) -> bool:
+        return waiter in self._behind_this or waiter in self._behind_next
+
     def _may_be_served(self, waiter: Waiter, looks: int) -> bool:
         queues = waiter.command.queues
         if looks == 0 and not self._nothing_ready.issuperset(queues):
             return True
-        return looks < LAST_LOOKS_MAX and (waiter in self._repeats or any(queue in self._check for queue in queues))
+        return looks < LAST_LOOKS_MAX and any(queue in self._check for queue in queues)
 
     def _finish(self, waiter: Waiter, end: Grants | NotApplied | OutcomeUnknown) -> None:
         self.waiters.remove(waiter)
@@ -539,11 +593,15 @@ class LeaderSession:
             line.pop(waiter, None)
         if waiter.timer is not None:
             waiter.timer.cancel()
-        if end == () and waiter.command.claim_id and self._is_latest(waiter):
-            del self._latest_claim[waiter.command.worker, waiter.command.claim_id]
-        if waiter.abandoned or waiter.future.done():
-            if isinstance(end, tuple) and end:
-                self.give_back(waiter, end)
+        gone = waiter.abandoned or waiter.future.done()
+        if isinstance(end, tuple) and end:
+            if gone:
+                self._lose(waiter, end)
+            else:
+                self._claims.hand(waiter)
+        if not waiter.in_doubt:
+            self._end_call(waiter)
+        if gone:
             return
         if isinstance(end, tuple):
             if end:
@@ -566,33 +624,47 @@ class LeaderSession:
         waiter.abandoned = True
         future = waiter.future
         if future.done() and not future.cancelled() and future.exception() is None:
-            self.give_back(waiter, future.result())  # it was granted in the very pass in which the caller went
+            self._lose(waiter, future.result())  # it was granted in the very pass in which the caller went
         elif not waiter.in_flight:
             self._finish(waiter, ())
 
+    def undelivered(self, waiter: Waiter, grants: Grants) -> None:
+        """The answer with these jobs surely did not reach its caller. They become ready again, the attempt not counted:
+        now, or when the last call of the same claim that is open has not taken them either.
+
+        Not when another answer with them may have been delivered. What this reign does not know for sure is left to the
+        lease.
+        """
+        self._lose(waiter, grants)
+
+    def no_room(self, waiter: Waiter, rest: Grants) -> None:
+        """The answer holds what was granted up to these, which go back likewise."""
+        self._release(self._claims.lose_rest(waiter.serial, rest) if waiter.claim is not None else rest)
+
     def mark(self, waiter: Waiter) -> str:
-        """A name for this claim that no other has, of any reign: for the node that passed it on."""
+        """A name for this call that no other has, of any reign: for the node that passed it on."""
         return f"{self._epoch}.{waiter.serial}"
 
-    def is_latest(self, mark: str) -> bool:
-        """Whether this is a claim with a claim id that surely was not repeated since."""
+    def undelivered_elsewhere(self, mark: str, leases: Sequence[tuple[str, int]]) -> bool:
+        """As `undelivered`, for a node that passed a claim with a claim id on; `leases`: ids and tokens of its jobs.
+
+        Whether they are to be ended by whoever asks. A second call has the same answer.
+        """
         epoch, _, serial = mark.partition(".")
         if not self.open or epoch != str(self._epoch) or not serial.isdecimal() or len(serial) > 20:
             return False
-        return int(serial) in self._latest_claim.values()
+        view = self._applier.view
+        grants = [(seq, token) for job_id, token in leases if (seq := views.job_seq(view, job_id)) is not None]
+        return self._claims.lose(int(serial), tuple(grants)) != ()
 
-    def _is_latest(self, waiter: Waiter) -> bool:
-        """Whether this claim, which has a claim id, surely was not repeated since."""
-        return self._latest_claim.get((waiter.command.worker, waiter.command.claim_id)) == waiter.serial
+    def _lose(self, waiter: Waiter, grants: Grants) -> None:
+        self._release(self._claims.lose(waiter.serial, grants) if waiter.claim is not None else grants)
 
-    def give_back(self, waiter: Waiter, grants: Grants) -> None:
-        """Jobs granted to a caller that is gone become ready again, the attempt not counted.
+    def _end_call(self, waiter: Waiter) -> None:
+        """This call is over: what was lost by others, and was to be its, has nobody else now."""
+        self._release(self._claims.end(waiter))
 
-        Not when the same claim may have been repeated meanwhile, here or at a leader in between: then they are the
-        repeat's. What this reign does not know for sure is left to its lease.
-        """
-        if waiter.command.claim_id and not self._is_latest(waiter):
-            return
+    def _release(self, grants: Grants) -> None:
         view = self._applier.view
         releases = [
             ReleaseJob(spec.id, token, 0, None) for seq, token in grants if (spec := views.spec(view, seq)) is not None

@@ -12,6 +12,7 @@ from msgspec import Raw
 from tests.helpers.one_node import OneNode, settle
 
 from horae import wire
+from horae_node import service
 from horae_node.core import views
 from horae_node.core.commands import RaiseMachineVersion
 from horae_node.core.model import LINKS_VERSION, SCHEDULES_VERSION
@@ -367,3 +368,22 @@ async def test_a_job_that_is_over_before_it_begins_is_refused_by_its_key(keys: d
     refused = (alone.value, of_all.value, of_some)
     assert [error.pointer for error in refused] == [key, f"/jobs/1{key}", key]
     assert {(error.code, error.detail.partition(":")[0]) for error in refused} == {("invalid", "is already past")}
+
+
+async def test_who_waits_for_results_is_told_a_few_a_pass_that_the_node_leads_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Twenty thousand may wait, and all were answered in one pass."""
+    monkeypatch.setattr(service, "RELEASED_A_PASS", 2)
+    node = await OneNode().open()
+    for job_id in ("a", "b"):
+        await node.submit(id=job_id)
+    reads = [asyncio.create_task(node.service.job("ab"[n % 2], wait_ms=60_000)) for n in range(5)]
+    await settle()
+    waiting = [future for futures in node.service._finishes._waiting.values() for future in futures]
+    assert len(waiting) == 5
+    node.raft.lose_leadership()
+    assert [future.done() for future in waiting] == [True] * 2 + [False] * 3
+    for read in reads:
+        with pytest.raises(NotApplied):
+            await read
