@@ -2,7 +2,7 @@
 
 One entry that ends a job wakes all who wait for it, and one barrier all who read: to make and write eight hundred
 answers of 250 kB in one pass would hold the loop for a second. Not here: lists, of which one comes a pass whatever it
-holds (`Turns` in `service.py`).
+holds (`turns.py`).
 """
 
 from __future__ import annotations

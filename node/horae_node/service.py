@@ -8,8 +8,7 @@ both directions. Not here: HTTP, the wire's encodings, Raft. Next to read: `tran
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import TypeVar
 
@@ -52,7 +51,8 @@ from horae_node.proposer import Proposer
 from horae_node.queue_rates import QueueRates
 from horae_node.raft.port import Member, Raft, RaftStatus
 from horae_node.schedules import Schedules
-from horae_node.shedding import RETRY_AFTER_S_MAX, Bounds, Crowd, Drain, Rank, shed
+from horae_node.shedding import RETRY_AFTER_S_MAX, Bounds, Crowd, Rank
+from horae_node.turns import Turns
 from horae_node.worker_book import WorkerBook
 
 __all__ = ["Delivery", "Refused", "Service"]
@@ -795,35 +795,6 @@ def _member(node_id: str, request: wire.MemberRequest | wire.MoveRequest, id_at:
         return Member(node_id, address, parse_url(request.http_url))
     except ValueError as error:
         raise Refused("invalid", str(error), "/http_url") from error
-
-
-class Turns:
-    """One long piece of work a pass of the loop: callers that waited for the same barrier come one by one."""
-
-    def __init__(self, clock: Clock, what: str, waiting_max: int) -> None:
-        """`what`: whom the refusal names, in the plural."""
-        self._what = what
-        self._lock = asyncio.Lock()
-        self._waiting_max = waiting_max
-        self._drain = Drain(clock)
-        self.waiting = 0
-
-    @asynccontextmanager
-    async def one(self) -> AsyncIterator[None]:
-        """Raises: `NotApplied("rate_limited")` when as many wait already as may."""
-        if self.waiting >= self._waiting_max:
-            raise shed(f"{self.waiting} {self._what} wait already", self._drain.seconds_for(self.waiting))
-        self.waiting += 1
-        self._drain.begin()
-        try:
-            async with self._lock:
-                await asyncio.sleep(0)
-                yield
-                self._drain.took(1)
-        finally:
-            self.waiting -= 1
-            if not self.waiting:
-                self._drain.pause()
 
 
 def _claimed_bytes(claimed: tuple[list[wire.ClaimedJob], int]) -> int:

@@ -18,8 +18,9 @@ from horae_node.clock import ManualClock
 from horae_node.core.commands import Nothing, RaiseMachineVersion
 from horae_node.core.model import LIMITS_VERSION
 from horae_node.errors import NotApplied, Refused
-from horae_node.service import SMALL_BATCH_JOBS, Turns
+from horae_node.service import SMALL_BATCH_JOBS
 from horae_node.shedding import MEMORY_S, RETRY_AFTER_S_MAX, Bounds, Crowd, Drain, Rank
+from horae_node.turns import Turns
 
 SMALL = Bounds(commands=10)
 LEVELS = {9: None, 10: Rank.NEW, 14: Rank.NEW, 15: Rank.READ, 19: Rank.READ, 20: Rank.ENDING}
