@@ -171,6 +171,7 @@ class Service:
         self._metrics = metrics
         self._turns = Turns(clock, "readings of lists", bounds.turns)
         self._batches = Turns(clock, "large batches", bounds.turns)
+        self._reckonings = Turns(clock, "reckonings of schedules", bounds.turns)
         self._pace = Pace()
         self._parked = Crowd("claims", bounds.claims)
         self._waiting = Crowd("readings of jobs that are not finished", bounds.finish_waits)
@@ -187,6 +188,8 @@ class Service:
             turn=self._turns.one,
             pace=self._pace,
             wait_for_rules=self._wait_for_rules,
+            reckonings=self._reckonings,
+            clock=clock,
         )
         self._caught_up = False
         self.removed = False
@@ -221,6 +224,7 @@ class Service:
             "read": self._reading.waiting,
             "list": self._turns.waiting,
             "batch": self._batches.waiting,
+            "reckoning": self._reckonings.waiting,
         }
 
     def set_members(self, members: Sequence[Member]) -> None:

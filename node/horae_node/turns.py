@@ -6,8 +6,8 @@ Not here: small work that is counted in bytes (`pace.py`). Next to read: `sheddi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from horae_node.clock import Clock
 from horae_node.shedding import Drain, shed
@@ -27,16 +27,31 @@ class Turns:
     @asynccontextmanager
     async def one(self) -> AsyncIterator[None]:
         """Raises: `NotApplied("rate_limited")` when as many wait already as may."""
+        with self.place():
+            async with self.part():
+                yield
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """For a caller whose work is long even for one pass: while entered it has a place, and does its work by parts.
+
+        Raises: as `one`.
+        """
         if self.waiting >= self._waiting_max:
             raise shed(f"{self.waiting} {self._what} wait already", self._drain.seconds_for(self.waiting))
         self.waiting += 1
         self._drain.begin()
         try:
-            async with self._lock:
-                await asyncio.sleep(0)
-                yield
-                self._drain.took(1)
+            yield
+            self._drain.took(1)
         finally:
             self.waiting -= 1
             if not self.waiting:
                 self._drain.pause()
+
+    @asynccontextmanager
+    async def part(self) -> AsyncIterator[None]:
+        """One part of the work of a caller that has a place, behind those of all others that wait."""
+        async with self._lock:
+            await asyncio.sleep(0)
+            yield
