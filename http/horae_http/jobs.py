@@ -6,7 +6,6 @@ Next to read: `workers.py`, the other half of a job's life.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
@@ -21,6 +20,7 @@ from horae_http.errors import Failure
 from horae_http.routing import Call, Route
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.service import Refused, Service
+from horae_node.turns import let_others
 
 _SAFE_IN_PATH = "@:!$&'()*+,;=-._~"
 
@@ -115,6 +115,7 @@ class BatchReader(BodyReader[wire.BatchRequest]):
         raws = codec.items_of(many.jobs)
         if not raws:
             return self.read_jobs(body, packed)
+        await let_others()
         batch = Batch({}, {}, many.atomic)
         turn = codec.Turn()
         for position, raw in enumerate(raws):
@@ -127,7 +128,7 @@ class BatchReader(BodyReader[wire.BatchRequest]):
                     raise
                 batch.failures[position] = of_job
             if turn.is_over(raw):
-                await asyncio.sleep(0)
+                await let_others()
         return self._checked(batch)
 
     def _read_each(self, body: bytes, packed: bool, failure: Failure) -> Batch:
@@ -150,7 +151,7 @@ async def submit_batch(service: Service, call: Call) -> Answer:
     for position, job in list(batch.jobs.items()):
         prefix = f"/jobs/{position}" if batch.atomic else ""
         if turn.is_over(job.payload):
-            await asyncio.sleep(0)
+            await let_others()
         try:
             settle_payloads(call, job, prefix)
             if held:

@@ -19,6 +19,7 @@ from horae_http.line import CLAIM_MARK
 from horae_http.routing import PASSED_ON_BY, Call, Handler, Route
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.service import Refused, Service
+from horae_node.turns import let_others
 
 
 async def claim_jobs(service: Service, call: Call) -> Answer:
@@ -44,7 +45,7 @@ async def heartbeat(service: Service, call: Call) -> Answer:
     turn = Turn()
     for position, beat in enumerate(request.leases):
         if turn.is_over(beat.progress):
-            await asyncio.sleep(0)
+            await let_others()
         codec.settle(beat, "progress", call.packed_in, wire.PROGRESS_BYTES_MAX, f"/leases/{position}")
         await require_own_job(service, call, beat.job_id)
     return codec.answer(200, await service.heartbeat(request), call.packed_out)
@@ -84,7 +85,7 @@ async def end_leases(service: Service, call: Call) -> Answer:
     turn = Turn()
     for item in items:
         if turn.is_over(item.result) or turn.is_over(item.progress):
-            await asyncio.sleep(0)
+            await let_others()
         failures.append(_settle_ending(item, call.packed_in))
     request.leases = [item for item, failure in zip(items, failures, strict=True) if failure is None]
     claim_mark = call.headers.get(UNLESS_REPEATED) if PASSED_ON_BY in call.headers else None

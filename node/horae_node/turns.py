@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Final
+from weakref import WeakKeyDictionary
 
 from horae_node.clock import Clock
 from horae_node.shedding import Drain, shed
@@ -55,3 +57,17 @@ class Turns:
         async with self._lock:
             await asyncio.sleep(0)
             yield
+
+
+_LINES: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock]] = WeakKeyDictionary()
+
+
+async def let_others() -> None:
+    """Between two parts of long work that takes no place: others have their turn, and of all who are here at once only
+    one goes on in each pass of the loop."""
+    loop = asyncio.get_running_loop()
+    line = _LINES.get(loop)
+    if line is None:
+        line = _LINES[loop] = asyncio.Lock()
+    async with line:
+        await asyncio.sleep(0)
