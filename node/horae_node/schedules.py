@@ -57,6 +57,11 @@ _FATES: Final[tuple[wire.TriggerOutcome, ...]] = (
 )
 
 
+Own = Callable[[str], None]
+"""Asked with the queue of a schedule's jobs each time that it is looked at: it raises where that is not the caller's.
+Between two looks it may have been deleted, and another one made."""
+
+
 class Schedules:
     """One for a node."""
 
@@ -144,12 +149,12 @@ class Schedules:
         self._changed(await self._proposer.run_one(PauseSchedule(schedule_id)), schedule_id)
         return await self._view(schedule_id)
 
-    async def resume(self, schedule_id: str, *, missed: bool) -> wire.ScheduleView:
+    async def resume(self, schedule_id: str, *, missed: bool, own: Own = lambda queue: None) -> wire.ScheduleView:
         """With `missed` the triggers of the pause are dealt with now, as missed ones."""
         self._proposer.require_room(Rank.NEW)
 
         def command() -> Command:
-            found = self._find(schedule_id)
+            found = self._find(schedule_id, own)
             rewind = None
             if missed and found.run.paused_ms is not None:
                 with _stored_rule():
@@ -188,7 +193,9 @@ class Schedules:
         except reads.Gone as error:
             raise Refused("not_found", "the job's record is gone: its retention is over or it was deleted") from error
 
-    async def backfill(self, schedule_id: str, request: wire.BackfillRequest) -> wire.BackfillAnswer:
+    async def backfill(
+        self, schedule_id: str, request: wire.BackfillRequest, *, own: Own = lambda queue: None
+    ) -> wire.BackfillAnswer:
         """Those triggers of the window that have come and have not run, at most `max_catch_up`, the oldest first.
 
         Raises: `Refused` (`not_found`, `invalid` for a window that has not begun, or is older than the ledger).
@@ -206,6 +213,7 @@ class Schedules:
             rule = translate.rule_of(found.spec)
             while named := await self._reckoned(rule, from_ms, to_ms, min(BACKFILL_PART, left + 1)):
                 part = named[:left]
+                self._find(schedule_id, own)
                 count += await self._run_again(schedule_id, part)
                 runs = sum(one.kind == "run" for one in part)
                 triggers += runs
@@ -269,7 +277,9 @@ class Schedules:
         shown = [view for view in found if only is None or view.job.queue in only]
         return wire.ScheduleList(shown, None if last is None else reads.make_cursor(b"s", last.encode()))
 
-    async def triggers(self, schedule_id: str, query: wire.TriggersQuery) -> wire.TriggerList:
+    async def triggers(
+        self, schedule_id: str, query: wire.TriggersQuery, *, own: Own = lambda queue: None
+    ) -> wire.TriggerList:
         """The ledger, oldest first: what became of each moment that the schedule named."""
         from_ms = 0 if query.from_ is None else translate.moment_ms(query.from_)
         to_ms = FOREVER_MS if query.to is None else translate.moment_ms(query.to)
@@ -279,7 +289,7 @@ class Schedules:
         if query.consistency != "local":
             await self._wait_current()
         async with self._turn():
-            found = self._find(schedule_id)
+            found = self._find(schedule_id, own)
             view = self._applier.view
             lines = schedule_views.ledger(view, found.run, from_ms, to_ms, query.limit)
             shown = [self._line(schedule_id, nominal_ms, *trigger) for nominal_ms, trigger in lines]
@@ -294,11 +304,13 @@ class Schedules:
             line.state = None if state is None else reads.state_called(state)
         return line
 
-    async def next_times(self, schedule_id: str, query: wire.NextQuery) -> wire.NextTimes:
+    async def next_times(
+        self, schedule_id: str, query: wire.NextQuery, *, own: Own = lambda queue: None
+    ) -> wire.NextTimes:
         """The moments that it names from then on, or from now."""
         if query.consistency != "local":
             await self._wait_current()
-        rule = translate.rule_of(self._find(schedule_id).spec)
+        rule = translate.rule_of(self._find(schedule_id, own).spec)
         from_ms = self._now_ms() if query.from_ is None else translate.moment_ms(query.from_)
         with _stored_rule(), self._reckonings.place():
             return await self._next_times(rule, from_ms, query.n)
@@ -357,10 +369,11 @@ class Schedules:
     def _now_ms(self) -> int:
         return self._session.now_ms() if self._session.open else self._applier.meta().now_ms
 
-    def _find(self, schedule_id: str) -> schedule_views.Schedule:
+    def _find(self, schedule_id: str, own: Own = lambda queue: None) -> schedule_views.Schedule:
         found = schedule_views.find(self._applier.view, schedule_id)
         if found is None:
             raise Refused("not_found", f"there is no schedule {schedule_id!r}")
+        own(found.spec.job.queue)
         return found
 
     async def _view(self, schedule_id: str) -> wire.ScheduleView:

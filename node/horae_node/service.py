@@ -38,7 +38,7 @@ from horae_node.core.decide.schedules import TOO_OLD_FOR_SCHEDULES
 from horae_node.core.decide.submit import EXPIRED_BEFORE, TOO_OLD_FOR_LINKS
 from horae_node.core.model import FINISHED, LIMITS_VERSION, LINKS_VERSION, SCHEDULES_VERSION
 from horae_node.core.results import BatchSubmitted, Done, EntryOutcome, Heartbeat, Outcome, Rejected, Submitted
-from horae_node.core.tables import S_RUNNING
+from horae_node.core.tables import S_RUNNING, TOMBSTONE_MS, id_key, is_tombstone, tombstone_of
 from horae_node.errors import NotApplied, OutcomeUnknown, Refused
 from horae_node.events import Place
 from horae_node.feed import Feed, Subscription, Wanted
@@ -63,6 +63,8 @@ VERSION_LOOKS, VERSION_LOOK_S = 100, 0.05
 """A follower that had caught up and is further behind than this is not ready any more: less is a moment's load."""
 SMALL_BATCH_JOBS = 100
 """A millisecond of the loop. Larger batches come one a pass: twenty that were read side by side held it for 0.2 s."""
+TAKEN_MS = 60_000
+"""Longer than a submit takes from the look at its id to the log."""
 CLAIM_BYTES_MAX = 16 * 1024 * 1024
 """One claim's answer: the machine grants 8 MiB of payloads at most, but weighs no progress and no errors of attempts
 before, which may come to ten times that. What has no room is given straight back."""
@@ -438,6 +440,40 @@ class Service:
                 raise NotApplied("no_leader", "this node no longer leads; ask the new leader")
             seq = self._find(job_id)
         return await self._show(seq)
+
+    async def queues_of(self, job_ids: Sequence[str]) -> list[str | None]:
+        """The queue of each job, which never changes; None where there surely is no such job.
+
+        Not shed for the commands that wait: endings ask for it. Raises: `NotApplied` (`no_leader`, `rate_limited`).
+        """
+        found = [await self._queue_of(job_id) for job_id in job_ids]
+        if None in found:  # it may have come to be at a leader that this node does not know of yet
+            with self._reading.one():
+                await self._raft.read_barrier()
+            for position, job_id in enumerate(job_ids):
+                if found[position] is None:
+                    found[position] = await self._queue_of(job_id)
+        return found
+
+    async def _queue_of(self, job_id: str) -> str | None:
+        seq = views.job_seq(self._applier.view, job_id)
+        spec = None if seq is None else views.spec(self._applier.view, seq)
+        if spec is None:
+            return None
+        await self._pace.took(len(spec.payload))
+        return spec.queue
+
+    def is_taken(self, job_id: str) -> bool:
+        """Whether this id surely names a job, or the rest of one, for a minute more: a submit under it makes none."""
+        row = self._applier.view.get(id_key(job_id))
+        if row is None or not is_tombstone(row):
+            return row is not None
+        return self._clocks().now_ms < tombstone_of(row).finished_ms + TOMBSTONE_MS - TAKEN_MS
+
+    def is_gone(self, job_id: str) -> bool:
+        """Whether a job had this id whose record is gone: nobody knows its queue any more."""
+        row = self._applier.view.get(id_key(job_id))
+        return row is not None and is_tombstone(row)
 
     async def jobs(self, query: wire.JobsQuery) -> wire.JobList:
         """Newest first. Raises: `Refused("invalid", …, "/cursor")`."""
