@@ -176,6 +176,7 @@ class Service:
         self._reckonings = Turns(clock, "reckonings of schedules", bounds.turns)
         self._pace = Pace()
         self._parked = Crowd("claims", bounds.claims)
+        self._parked_names = Crowd("queues' names in claims", bounds.claim_queues)
         self._waiting = Crowd("readings of jobs that are not finished", bounds.finish_waits)
         self._reading = Crowd("readings", bounds.reads)
         self._book = WorkerBook(self._is_running)
@@ -618,7 +619,7 @@ class Service:
         self._proposer.require_room(Rank.NEW)
         if not self._session.granting:
             raise NotApplied("no_leader", "this node does not lead")
-        with self._parked.one():
+        with self._parked.one(), self._parked_names.one(count=len(request.queues)):
             self._book.saw(request.worker, self._now_s(), request.queues)
             waiter = self._session.park(translate.claim_command(request), translate.span_ms(request.wait_seconds))
             try:

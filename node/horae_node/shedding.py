@@ -52,6 +52,8 @@ class Bounds(NamedTuple):
     """The same of large ones: four of the largest bodies."""
     claims: int = 20_000
     """Parked claims: each costs a connection, and no work while nothing is ready."""
+    claim_queues: int = 500_000
+    """Names of queues in them, some 400 bytes each: a claim may have a thousand."""
     finish_waits: int = 20_000
     """Readings with `wait_seconds`, likewise."""
     reads: int = 5_000
@@ -124,19 +126,19 @@ class Crowd:
         self.waiting = 0
 
     @contextmanager
-    def one(self, percent: int = 100) -> Iterator[None]:
-        """While entered, one more waits; only `percent` of the bound are free to this one.
+    def one(self, percent: int = 100, *, count: int = 1) -> Iterator[None]:
+        """While entered, one more waits, or `count`; only `percent` of the bound are free to this one.
 
         Raises: `NotApplied("rate_limited")` when as many wait already: a second frees places, for these waits are short
         or, where they last for up to a minute, thousands end at different moments of it.
         """
-        if self.waiting * 100 >= self._most * percent:
+        if (self.waiting + count - 1) * 100 >= self._most * percent:
             raise shed(f"{self.waiting} {self._what} wait already", 1)
-        self.waiting += 1
+        self.waiting += count
         try:
             yield
         finally:
-            self.waiting -= 1
+            self.waiting -= count
 
 
 def shed(why: str, seconds: int) -> NotApplied:

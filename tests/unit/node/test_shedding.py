@@ -252,6 +252,22 @@ async def test_parked_claims_are_bounded_and_one_that_leaves_makes_room() -> Non
     assert node.service.waiting()["claim"] == 0
 
 
+async def test_the_names_in_parked_claims_are_bounded() -> None:
+    """Each claim may have a thousand."""
+    node = await OneNode(bounds=Bounds(claim_queues=5)).open()
+    first, second = node.claim("a", "b", "c"), node.claim("a", "b")
+    await settle()
+    assert await retry_after_s(node.claim("a")) == 1
+    first.cancel()
+    await settle()
+    assert await retry_after_s(node.claim("a", "b", "c", "d")) == 1
+    third = node.claim("a", "b", "c")
+    await settle()
+    assert not third.done()
+    for task in (second, third):
+        task.cancel()
+
+
 async def test_readings_that_wait_for_a_finish_are_bounded() -> None:
     node = await OneNode(bounds=Bounds(finish_waits=1)).open()
     await node.submit(id="j")
@@ -321,7 +337,8 @@ def _taken(node: OneNode) -> int:
 
 
 def test_long_waits_leave_a_quarter_of_the_connections_to_others() -> None:
-    assert Bounds().within(1000)[2:4] == (500, 250)
+    few = Bounds().within(1000)
+    assert (few.claims, few.finish_waits) == (500, 250)
     assert Bounds().within(1_000_000) == Bounds()
 
 
