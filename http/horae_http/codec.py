@@ -11,6 +11,7 @@ import copy
 import gc
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from itertools import accumulate, takewhile
 from typing import Any, Final, Generic, TypeVar
 
@@ -225,6 +226,22 @@ class Turn:
             return False
         self._bytes = 0
         return True
+
+
+def compact(body: Struct, packed: bool) -> bytes:
+    """A body that was read, as short as it can be said: without what is as if it were left out."""
+    said = {}
+    for name, key, default in _places_of(type(body)):
+        value = getattr(body, name)
+        if value != default:
+            said[key] = value
+    return (_pack_encode if packed else _json_encode)(said)
+
+
+@cache
+def _places_of(shape: type[Struct]) -> list[tuple[str, str, Any]]:
+    """Name, key and default of each; what is required equals no default."""
+    return [(each.name, each.encode_name, each.default) for each in fields(shape)]
 
 
 def require_bytes(value: Raw, bytes_max: int, pointer: str) -> None:

@@ -12,6 +12,8 @@ from hashlib import blake2b
 from itertools import compress
 from typing import Final
 
+from msgspec.structs import replace
+
 from horae import wire
 from horae_http import codec, errors
 from horae_http.answer import Answer
@@ -30,7 +32,7 @@ async def claim_jobs(service: Service, call: Call) -> Answer:
     if call.holder.queues is not None:
         for position, queue in enumerate(request.queues):
             call.holder.require_queue(queue, f"/queues/{position}")
-        request.claim_id = _own_claim_id(request.claim_id, call.holder.queues)
+        request = replace(request, claim_id=_own_claim_id(request.claim_id, call.holder.queues))  # may be passed on yet
     delivery = await service.claim(request)
     try:
         answer = await codec.answer_in_turns(delivery.answer, "jobs", call.packed_out)
