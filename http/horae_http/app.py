@@ -20,9 +20,9 @@ from horae.wire import Empty, Problem
 from horae_http import admin, codec, errors, events, jobs, members, openapi, queues, schedules, workers
 from horae_http.answer import PROBLEM, Answer
 from horae_http.auth import EVERYBODY, Holder, Tokens
-from horae_http.bodies import Bodies, receive, require_body
+from horae_http.bodies import Bodies, Hold, receive, require_body
 from horae_http.errors import Failure
-from horae_http.forward import LEADER_WAIT_S, Forwarder, target
+from horae_http.forward import Forwarder, target
 from horae_http.routing import Call, Route, Router, read_body, read_query
 from horae_http.unsent import Unsent
 from horae_node import logs
@@ -191,17 +191,26 @@ class App:
             )
         with self.bodies.hold(last=route.shed_last) as hold:
             return await self._serve_body(
-                request, route, item, query, holder, await receive(request, route.body_bytes_max, hold)
+                request, route, item, query, holder, await receive(request, route.body_bytes_max, hold), hold
             )
 
     async def _serve_body(
-        self, request: web.BaseRequest, route: Route, item: str, query: Any, holder: Holder, raw: bytes
+        self,
+        request: web.BaseRequest,
+        route: Route,
+        item: str,
+        query: Any,
+        holder: Holder,
+        raw: bytes,
+        hold: Hold | None = None,
     ) -> Answer:
         headers = request.headers
         packed = codec.negotiate(codec.declared_type(headers), headers.get("Accept"), has_body=bool(raw))
-        call = Call(item, query, raw, holder, packed, headers, stopping=self.stopping)
+        asked_s = self._loop.time()
+        call = Call(item, query, raw, holder, packed, headers, stopping=self.stopping, hold=hold, asked_s=asked_s)
+        del raw  # this frame lasts as long as the call waits
         task = asyncio.current_task()
-        if task is None or not (route.waits or getattr(query, "wait_seconds", False)):
+        if task is None or not _may_wait(route, call):
             return await self._serve_call(request, route, call)
         self._waits.add(task)
         try:
@@ -215,22 +224,36 @@ class App:
         if route.from_leaders_index and query.after is None and query.consistency != "local":
             query = call.query = replace(query, after=await self.forwarder.leaders_index(call))
         if service.leading() or not route.leader or getattr(query, "consistency", None) == "local":
-            began = self._loop.time()
             try:
                 return await self._run(route, call)
             except NotApplied as error:
-                lost_lead = error.code == "no_leader" and route.leader and self._loop.time() - began < LEADER_WAIT_S
-                if not lost_lead or service.leading() or self.stopping:
+                if error.code != "no_leader" or not route.leader or service.leading() or self.stopping:
                     raise
+            call.spend(self._loop.time())
+        elif _may_wait(route, call):
+            await self._settle(route, call)
         return await self.forwarder.pass_on(request, route, call)
 
     async def _run(self, route: Route, call: Call) -> Answer:
         """Serve the call here. May be called again after it raised."""
         if route.rank is Rank.NEW and self._service.leading():
             self._service.require_room(route.rank)
-        if call.raw or route.request is not Empty:
+        if not call.settled and (call.raw or route.request is not Empty):
             call.body = await read_body(route, call.raw, call.packed_in)
+        if _may_wait(route, call):
+            call.settle()
         return await route.handler(self._service, call)
+
+    @staticmethod
+    async def _settle(route: Route, call: Call) -> None:
+        """Read what is only passed on, since it may wait there for long. A body that is wrong here is left as it is: a
+        leader of a newer build may know better."""
+        try:
+            if call.raw:
+                call.body = await read_body(route, call.raw, call.packed_in)
+            call.settle()
+        except Failure:
+            pass
 
     def _common_lines(self) -> bytes:
         """The lines that every answer carries, made anew each second and when the leader changes."""
@@ -247,6 +270,10 @@ class App:
         if not self._contract:
             self._contract = openapi.document(self.routes)
         return self._contract
+
+
+def _may_wait(route: Route, call: Call) -> bool:
+    return route.waits or bool(getattr(call.query, "wait_seconds", False))
 
 
 def _problem_answer(problem: Problem, header_lines: bytes = b"") -> Answer:

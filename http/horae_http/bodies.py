@@ -18,7 +18,8 @@ from horae_http.errors import Failure
 BODY_WAIT_S: Final = 30.0
 """How long a caller may take for its body once its head has come: a silent sender must not hold a connection."""
 BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
-"""All bodies that came in pieces and are being read or worked on: eight of the largest, whatever callers send."""
+"""All bodies that came in pieces and are being read or worked on: eight of the largest, whatever callers send. A call
+that only waits has let its own go."""
 NEW_BYTES_MAX: Final = 48 * 1024 * 1024
 """What of it calls may take that are shed first: the rest is for two of the largest that end work."""
 
@@ -30,7 +31,7 @@ class Bodies:
         self.held_bytes = 0
 
     def hold(self, *, last: bool = False) -> Hold:
-        """What one request takes, for as long as it is entered. `last`: it is shed after the others."""
+        """What one request takes, while it is entered and not released. `last`: it is shed after the others."""
         return Hold(self, BODIES_BYTES_MAX if last else NEW_BYTES_MAX)
 
 
@@ -49,13 +50,18 @@ class Hold:
         self._bodies.held_bytes += more_bytes
         self._bytes += more_bytes
 
+    def release(self) -> None:
+        """What was taken is free for others. A second call does nothing."""
+        self._bodies.held_bytes -= self._bytes
+        self._bytes = 0
+
     def __enter__(self) -> Hold:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bodies.held_bytes -= self._bytes
+        self.release()
 
 
 def require_body(request: web.BaseRequest, bytes_max: int) -> None:

@@ -7,11 +7,11 @@ is; for a MessagePack caller it is turned there and back here. Not here: what a 
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import gc
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from itertools import accumulate, takewhile
 from typing import Any, Final, Generic, TypeVar
 
@@ -23,6 +23,7 @@ from horae import wire
 from horae_http import errors
 from horae_http.answer import JSON, MSGPACK, Answer
 from horae_http.errors import Failure
+from horae_node.turns import let_others
 
 T = TypeVar("T", bound=Struct)
 
@@ -177,6 +178,7 @@ class BulkReader(BodyReader[T]):
         raws = items_of(getattr(loose, self._field))
         if not raws:
             return self.read(body, packed)
+        await let_others()
         turn = Turn()
         items = []
         for position, raw in enumerate(raws):
@@ -184,7 +186,7 @@ class BulkReader(BodyReader[T]):
             require_bytes(raw, wire.BODY_BYTES_MAX, pointer)
             items.append(self._item.read(raw, packed, pointer))
             if turn.is_over(raw):
-                await asyncio.sleep(0)
+                await let_others()
         values = {key: getattr(loose, key) for key in loose.__struct_fields__} | {self._field: items}
         return self.shape(**values)
 
@@ -217,13 +219,29 @@ class Turn:
         self._bytes = 0
 
     def is_over(self, value: Raw | UnsetType) -> bool:
-        """Count `value`; True when it is time to `sleep(0)`: the next turn begins then."""
+        """Count `value`; True when it is time to `let_others`: the next turn begins then."""
         if not isinstance(value, UnsetType):
             self._bytes += len(value)
         if self._bytes < WHOLE_BYTES_MAX:
             return False
         self._bytes = 0
         return True
+
+
+def compact(body: Struct, packed: bool) -> bytes:
+    """A body that was read, as short as it can be said: without what is as if it were left out."""
+    said = {}
+    for name, key, default in _places_of(type(body)):
+        value = getattr(body, name)
+        if value != default:
+            said[key] = value
+    return (_pack_encode if packed else _json_encode)(said)
+
+
+@cache
+def _places_of(shape: type[Struct]) -> list[tuple[str, str, Any]]:
+    """Name, key and default of each; what is required equals no default."""
+    return [(each.name, each.encode_name, each.default) for each in fields(shape)]
 
 
 def require_bytes(value: Raw, bytes_max: int, pointer: str) -> None:
@@ -355,7 +373,7 @@ async def answer_in_turns(view: Any, field: str, packed: bool, header_lines: byt
     for item in items:
         encoded.append(Raw(_pack_encode(_native(item)) if packed else _json_encode(item)))
         if turn.is_over(encoded[-1]):
-            await asyncio.sleep(0)
+            await let_others()
     twin = copy.copy(view)
     setattr(twin, field, encoded)
     kind, encode = (MSGPACK, _pack_encode) if packed else (JSON, _json_encode)

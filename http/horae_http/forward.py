@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msgspec
 from aiohttp import web
@@ -30,6 +30,8 @@ from horae_node.shedding import Crowd, Rank
 
 LEADER_WAIT_S: Final = 2.0
 """How long a request waits for a leader (docs/contract.md): most elections are over by then."""
+LOSSES_MAX: Final = 3
+"""Leaders that one call may lose: more of them within its wait is no election."""
 PAUSE_S: Final = 0.05
 """Between two tries, where this node still believes in a leader that refused: a heartbeat's time."""
 ANSWER_S: Final = WAIT_SECONDS_MAX + 15.0
@@ -66,7 +68,6 @@ class _Passed(NamedTuple):
     method: str
     target: str
     headers: Mapping[str, str]
-    body: bytes
 
 
 class Forwarder:
@@ -120,14 +121,14 @@ class Forwarder:
             # At once: to wait here would leave the other node, when it finds the new leader, in doubt of what we did.
             raise Failure("no_leader", "this node does not lead: nothing was done")
         method = "GET" if request.method == "HEAD" else request.method
-        return await self._pass(_Passed(method, target(request), request.headers, call.raw), route, call)
+        return await self._pass(_Passed(method, target(request), request.headers), route, call)
 
     async def leaders_index(self, call: Call) -> int:
         """How far the leader's state had come at some moment after this call began. Raises: as `pass_on`."""
         token = call.headers.get("Authorization")
         headers = {} if token is None else {"Authorization": token}
         asked = Call("", READ_CLUSTER.query(), b"", call.holder, (False, False), headers, stopping=call.stopping)
-        answer = await self._pass(_Passed(READ_CLUSTER.method, READ_CLUSTER.path, headers, b""), READ_CLUSTER, asked)
+        answer = await self._pass(_Passed(READ_CLUSTER.method, READ_CLUSTER.path, headers), READ_CLUSTER, asked)
         try:
             return _place(answer.content).applied_index
         except msgspec.MsgspecError:
@@ -135,7 +136,7 @@ class Forwarder:
 
     async def _end_leases(self, call: Call) -> Answer:
         """A request of this node's own. Raises: as `pass_on`."""
-        return await self._pass(_Passed(END_LEASES.method, END_LEASES.path, call.headers, call.raw), END_LEASES, call)
+        return await self._pass(_Passed(END_LEASES.method, END_LEASES.path, call.headers), END_LEASES, call)
 
     async def _pass(self, passed: _Passed, route: Route, call: Call) -> Answer:
         with self.passing.one(PASSED_PERCENT[route.rank]):
@@ -144,62 +145,62 @@ class Forwarder:
     async def _pass_until_answered(self, passed: _Passed, route: Route, call: Call) -> Answer:
         claim = Claim(self._returns, call) if route.grants else None
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + LEADER_WAIT_S
+        asked_s = loop.time()
+        patience = _Patience(asked_s)
         doubt: OutcomeUnknown | None = None
         """An earlier sending may have taken effect: that a later one was refused says nothing of it."""
-        extended = False
         while True:
             try:
-                url = await self._wait_for_leader(deadline - loop.time())
+                url = await self._wait_for_leader(patience.left_s(loop.time()))
+                asked_s = loop.time()
                 if self._service.leading():
                     return await self._serve(route, call)
                 if url is None:
                     raise NotSent("the leader is gone")
-                answer = await self._send(url, passed, claim)
+                answer = await self._send(url, passed, call, claim)
                 if doubt is not None and answer.status in _UNDONE:
                     raise doubt
                 return answer
             except Failure as error:
                 raise doubt or error from None
             except NotApplied as error:  # this node led, and no longer does
-                if error.code != "no_leader" or loop.time() + PAUSE_S >= deadline:
+                if error.code != "no_leader" or patience.is_over(asked_s, loop.time(), error):
                     raise doubt or error from None
             except NotSent as error:
-                if loop.time() + PAUSE_S >= deadline:
+                if patience.is_over(asked_s, loop.time(), error):
                     raise doubt or _no_leader(str(error)) from None
             except Broken as error:
                 unknown = OutcomeUnknown(str(error))
-                if not await _may_repeat(route, call) or (extended and loop.time() + PAUSE_S >= deadline):
+                if not await _may_repeat(route, call) or patience.is_over(asked_s, loop.time(), error):
                     raise unknown from error
                 doubt = unknown if route.method != "GET" else None
-                if not extended:
-                    waits_s = 0.0 if isinstance(error, Leaderless) else LEADER_WAIT_S
-                    deadline, extended = loop.time() + waits_s, True
             await asyncio.sleep(PAUSE_S)
+            call.spend(loop.time())
 
     async def _wait_for_leader(self, left_s: float) -> str | None:
         if await self._service.wait_for_leader(max(0, round(left_s * 1000))) is None:
             raise _no_leader(f"no leader was found within {LEADER_WAIT_S:g} s")
         return self._service.leader_url()
 
-    async def _send(self, url: str, passed: _Passed, claim: Claim | None) -> Answer:
+    async def _send(self, url: str, passed: _Passed, call: Call, claim: Claim | None) -> Answer:
         on_left = None if claim is None else claim.on_left
-        reply = await self._lines.ask(url, self._request_bytes(url, passed), ANSWER_S, on_left)
+        reply = await self._lines.ask(url, self._request_bytes(url, passed, call), ANSWER_S, on_left)
         if reply.status == 503 and _code_of(reply.body) in ("no_leader", "shutting_down", "removed"):
-            raise NotSent("the node that led leads no more")
+            raise _LeadLost("the node that led leads no more")
         answer = Answer(reply.status, reply.content_type, reply.body, reply.header_lines)
         if claim is not None:
             answer.delivery = claim.delivery(reply)
         return answer
 
-    def _request_bytes(self, url: str, request: _Passed) -> bytes:
-        """The request as it came, but for the headers that concern its connection."""
+    def _request_bytes(self, url: str, request: _Passed, call: Call) -> bytes:
+        """The request as it came, but for the headers that concern its connection, and what of its wait is over."""
         node = urlsplit(url)
-        headers, body = request.headers, request.body
+        headers, body = request.headers, call.content()
         names = _OWN_HEADERS if PASSED_ON_BY in headers else _PASSED_HEADERS
         passed = "".join(f"{name}: {headers[name]}\r\n" for name in names if name in headers)
         head = (
-            f"{request.method} {node.path.rstrip('/')}{request.target} HTTP/1.1\r\nHost: {node.netloc}\r\n"
+            f"{request.method} {node.path.rstrip('/')}{_left_target(request.target, call)} HTTP/1.1\r\n"
+            f"Host: {node.netloc}\r\n"
             f"{passed}{PASSED_ON_BY}: {self._service.node_id}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         # The server's parser lets no line break into a header; should it ever, nothing is passed on.
@@ -214,10 +215,51 @@ def target(request: web.BaseRequest) -> str:
     return raw if raw.startswith("/") else str(request.rel_url)
 
 
+def _left_target(as_sent: str, call: Call) -> str:
+    """With what is left of the wait that the query asks for."""
+    path, _, text = as_sent.partition("?")
+    left_s = getattr(call.query, "wait_seconds", None)
+    if not call.spent or left_s is None:
+        return as_sent
+    pairs = [pair for pair in parse_qsl(text, keep_blank_values=True) if pair[0] != "wait_seconds"]
+    return f"{path}?{urlencode([*pairs, ('wait_seconds', left_s)])}"
+
+
+class _LeadLost(NotSent):
+    """The node that was asked leads no more, and did nothing."""
+
+
+class _Patience:
+    """How long a call still waits for a leader: so long since it came, or since it lost the leader it waited at."""
+
+    def __init__(self, now_s: float) -> None:
+        self._until_s = now_s + LEADER_WAIT_S
+        self._losses = 0
+
+    def left_s(self, now_s: float) -> float:
+        return self._until_s - now_s
+
+    def is_over(self, asked_s: float, now_s: float, error: Exception) -> bool:
+        """The leader that was asked then is none any more: whether there is no time for another try.
+
+        The wait begins anew for a call that had waited there; for another one only when its first sending broke: a node
+        that refuses or breaks each at once is no leader.
+        """
+        broken = isinstance(error, Broken)
+        had_waited = isinstance(error, (Broken, NotApplied, _LeadLost)) and now_s - asked_s >= PAUSE_S
+        if self._losses < LOSSES_MAX and (had_waited or (broken and not self._losses)):
+            self._losses += 1
+            self._until_s = now_s if isinstance(error, Leaderless) else now_s + LEADER_WAIT_S
+            return False
+        return now_s + PAUSE_S >= self._until_s
+
+
 async def _may_repeat(route: Route, call: Call) -> bool:
     """Whether a second sending of this very request is harmless. What is guarded by a version is refused then."""
     if "If-Match" in call.headers or "If-None-Match" in call.headers:
         return False
+    if call.settled:
+        return route.repeats(call.body)
     if not call.raw:
         return route.repeats(None)
     try:

@@ -6,8 +6,7 @@ Next to read: `workers.py`, the other half of a job's life.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -21,6 +20,7 @@ from horae_http.errors import Failure
 from horae_http.routing import Call, Route
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.service import Refused, Service
+from horae_node.turns import let_others
 
 _SAFE_IN_PATH = "@:!$&'()*+,;=-._~"
 
@@ -28,19 +28,32 @@ _SAFE_IN_PATH = "@:!$&'()*+,;=-._~"
 async def submit_job(service: Service, call: Call) -> Answer:
     request: wire.SubmitRequest = call.body
     settle_payloads(call, request)
-    if request.after:
-        await _require_own_parents(service, call, request)
+    await _require_own_parents(service, call, request)
     view, created = await service.submit(request)
+    call.holder.require_queue(view.queue)
     if not created:
         return codec.answer(200, view, call.packed_out)
     location = b"Location: /v1/jobs/%s\r\n" % quote(view.id, safe=_SAFE_IN_PATH).encode()
     return codec.answer(201, view, call.packed_out, location)
 
 
-async def _require_own_parents(service: Service, call: Call, job: wire.SubmitRequest) -> None:
-    """A token that is held to queues cannot ask after jobs of others. Raises: `Failure("forbidden")`."""
-    for job_id in job.after:
-        await require_own_job(service, call, job_id)
+async def _require_own_parents(
+    service: Service, call: Call, job: wire.SubmitRequest, prefix: str = "", earlier: Collection[str] = ()
+) -> None:
+    """A token that is held to queues cannot ask after jobs of others, and not after those that are not known, or not
+    any more: another's may come to be under that id meanwhile. `earlier`: what the same batch will have made.
+
+    Of a job that surely is there already the parents do not count: to repeat its submit is no question. Raises:
+    `Failure` (`forbidden`, `invalid`).
+    """
+    if not job.after or call.holder.queues is None or (job.id is not None and service.is_taken(job.id)):
+        return
+    for position, queue in enumerate(await service.queues_of(job.after)):
+        job_id, pointer = job.after[position], f"{prefix}/after/{position}"
+        if queue is not None:
+            call.holder.require_queue(queue, pointer)
+        elif job_id not in earlier or service.is_gone(job_id):
+            raise errors.field_failure("invalid", pointer, f"names a job that does not exist: {job_id!r}")
 
 
 def settle_payloads(call: Call, job: wire.SubmitRequest, prefix: str = "") -> None:
@@ -115,6 +128,7 @@ class BatchReader(BodyReader[wire.BatchRequest]):
         raws = codec.items_of(many.jobs)
         if not raws:
             return self.read_jobs(body, packed)
+        await let_others()
         batch = Batch({}, {}, many.atomic)
         turn = codec.Turn()
         for position, raw in enumerate(raws):
@@ -127,7 +141,7 @@ class BatchReader(BodyReader[wire.BatchRequest]):
                     raise
                 batch.failures[position] = of_job
             if turn.is_over(raw):
-                await asyncio.sleep(0)
+                await let_others()
         return self._checked(batch)
 
     def _read_each(self, body: bytes, packed: bool, failure: Failure) -> Batch:
@@ -146,15 +160,16 @@ class BatchReader(BodyReader[wire.BatchRequest]):
 async def submit_batch(service: Service, call: Call) -> Answer:
     batch: Batch = call.body
     turn = codec.Turn()
-    held = call.holder.queues is not None
+    earlier: set[str] = set()
     for position, job in list(batch.jobs.items()):
         prefix = f"/jobs/{position}" if batch.atomic else ""
         if turn.is_over(job.payload):
-            await asyncio.sleep(0)
+            await let_others()
         try:
             settle_payloads(call, job, prefix)
-            if held:
-                await _require_own_parents(service, call, job)
+            await _require_own_parents(service, call, job, prefix, earlier)
+            if job.id is not None:
+                earlier.add(job.id)
         except Failure as failure:
             if batch.atomic:
                 raise
@@ -163,6 +178,9 @@ async def submit_batch(service: Service, call: Call) -> Answer:
     items = {position: wire.BatchItem(error=errors.problem_of(why)) for position, why in batch.failures.items()}
     if batch.jobs:
         results = await service.submit_batch(list(batch.jobs.values()), atomic=batch.atomic)
+        for result in results:
+            if isinstance(result, tuple):
+                call.holder.require_queue(result[0].queue)
         items.update(zip(batch.jobs, map(_batch_item, results), strict=True))
     ordered = [items[position] for position in sorted(items)]
     return await codec.answer_in_turns(wire.BatchAnswer(ordered), "results", call.packed_out)
@@ -205,18 +223,38 @@ def age_lines(service: Service) -> bytes:
 
 
 async def require_own_job(service: Service, call: Call, job_id: str) -> None:
-    """For a token that is held to queues: the job is in one of them.
+    """For a token that is held to queues: the job is there, and in one of them.
 
-    A job's queue never changes, so a local look will do. A job that is not there is left for the call
-    itself to miss. Raises: `Failure("forbidden")`.
+    One that is not there is missed here: were it left to the command, that could meet what another caller has made
+    under that id meanwhile. Raises: `Failure("forbidden")`, `Refused("not_found")`.
+    """
+    await require_own_jobs(service, call, [job_id], missing=False)
+
+
+async def require_own_jobs(service: Service, call: Call, job_ids: Sequence[str], *, missing: bool = True) -> list[bool]:
+    """The same of many: whether each is there; any other token may ask for whatever it likes.
+
+    Raises: `Failure("forbidden")`; without `missing` also `Refused("not_found")`.
     """
     if call.holder.queues is None:
-        return
-    try:
-        view = await service.job(job_id, local=True)
-    except Refused:
-        return
+        return [True] * len(job_ids)
+    queues = await service.queues_of(job_ids)
+    for job_id, queue in zip(job_ids, queues, strict=True):
+        if queue is not None:
+            call.holder.require_queue(queue)
+        elif not missing:
+            raise no_job(job_id)
+    return [queue is not None for queue in queues]
+
+
+def no_job(job_id: str) -> Refused:
+    return Refused("not_found", f"there is no job {job_id!r}")
+
+
+def answer_own(call: Call, view: wire.JobView) -> Answer:
+    """The job after a change of it. Raises: `Failure("forbidden")` should it be another's after all."""
     call.holder.require_queue(view.queue)
+    return codec.answer(200, view, call.packed_out)
 
 
 async def cancel_job(service: Service, call: Call) -> Answer:
@@ -233,7 +271,7 @@ async def run_job_now(service: Service, call: Call) -> Answer:
 
 async def _change(service: Service, call: Call, change: Callable[[str], Awaitable[wire.JobView]]) -> Answer:
     await require_own_job(service, call, call.item)
-    return codec.answer(200, await change(call.item), call.packed_out)
+    return answer_own(call, await change(call.item))
 
 
 async def cancel_jobs(service: Service, call: Call) -> Answer:

@@ -110,7 +110,9 @@ class Lines:
                 raise NotSent("another node leads now")
             self._busy.add(line)
             async with asyncio.timeout(timeout_s):
-                reply = await line.send(request)
+                sending = line.send(request)
+                del request  # an answer may be long in coming
+                reply = await sending
         except TimeoutError as error:
             raise Broken(f"no answer came within {timeout_s:g} s") from error
         finally:
@@ -231,6 +233,7 @@ class _Line(asyncio.Protocol):
         assert self._answer is None
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(request)
+        del request
         reply = await self._answer
         self._answer = None
         if self._last:

@@ -159,7 +159,7 @@ def _granted(reply: Reply) -> list[_Lease]:
 
 def _release_of(claim: Call, granted: list[_Lease], claim_mark: bytes) -> Call | None:
     """The call that gives these jobs back with the rights of their caller; None where they may be somebody's."""
-    request: wire.ClaimRequest = CLAIMS.read(claim.raw, claim.packed_in)
+    request: wire.ClaimRequest = claim.body if claim.settled else CLAIMS.read(claim.raw, claim.packed_in)
     headers = {"Content-Type": "application/json"}
     if "Authorization" in claim.headers:
         headers["Authorization"] = claim.headers["Authorization"]

@@ -12,11 +12,14 @@ from typing import Any, Final, NamedTuple
 from urllib.parse import parse_qsl, unquote
 
 import msgspec
+from msgspec.structs import replace
 
 from horae import wire
-from horae_http import errors
+from horae.wire import Empty
+from horae_http import codec, errors
 from horae_http.answer import Answer
 from horae_http.auth import Holder
+from horae_http.bodies import Hold
 from horae_http.codec import WHOLE_BYTES_MAX, BodyReader
 from horae_http.errors import Failure
 from horae_node.service import Service
@@ -35,7 +38,22 @@ _BLANK_FOR_PLUS: Final = re.compile(r"[0-9T:.-]+ [0-9]{2}:?[0-9]{2}").fullmatch
 class Call:
     """One request in hand, its caller known."""
 
-    __slots__ = ("body", "headers", "holder", "item", "packed_in", "packed_out", "query", "raw", "stopping")
+    __slots__ = (
+        "_asked_s",
+        "_hold",
+        "_wait_s",
+        "body",
+        "headers",
+        "holder",
+        "item",
+        "packed_in",
+        "packed_out",
+        "query",
+        "raw",
+        "settled",
+        "spent",
+        "stopping",
+    )
 
     def __init__(
         self,
@@ -47,7 +65,10 @@ class Call:
         headers: Mapping[str, str],
         *,
         stopping: bool,
+        hold: Hold | None = None,
+        asked_s: float = 0.0,
     ) -> None:
+        """`hold`: what `raw` takes of all bodies; `asked_s`: when it came, on the loop's clock."""
         self.item = item
         """The id in the path, decoded; "" where the path has none."""
         self.query = query
@@ -60,6 +81,41 @@ class Call:
         """Of the request; names in any case."""
         self.stopping = stopping
         """This node is on its way down."""
+        self.settled = False
+        """`raw` is gone: `body` is all that is left of it."""
+        self.spent = False
+        """A part of its `wait_seconds` is over, and `query` or `body` says what is left."""
+        self._hold = hold
+        self._asked_s = asked_s
+        self._wait_s: float | None = None
+
+    def settle(self) -> None:
+        """`body` was made of `raw`, and it may wait for long now: `raw` is let go, with whatever padding it had."""
+        if self.settled:
+            return
+        self.settled = True
+        self.raw = b"" if not self.raw else codec.compact(Empty(), self.packed_in)
+        if self._hold is not None:
+            self._hold.release()
+
+    def content(self) -> bytes:
+        """The body as it is passed on: once settled, no more than it means, and what is left of its wait."""
+        if not self.settled or not self.raw or isinstance(self.body, Empty):
+            return self.raw
+        return codec.compact(self.body, self.packed_in)
+
+    def spend(self, now_s: float) -> None:
+        """Before it is asked once more: so much of its wait is over by now."""
+        for part in ("query", "body"):
+            said = getattr(self, part)
+            wait_s = getattr(said, "wait_seconds", None)
+            if not wait_s:
+                continue
+            if self._wait_s is None:
+                self._wait_s = wait_s
+            left_s = round(max(0.0, self._wait_s - (now_s - self._asked_s)), 3)
+            setattr(self, part, replace(said, wait_seconds=left_s))
+            self.spent = True
 
 
 Handler = Callable[[Service, Call], Awaitable[Answer]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 from horae import wire
@@ -14,12 +15,14 @@ from horae_http.errors import field_failure
 from horae_http.jobs import age_lines, settle_payloads
 from horae_http.routing import Call, Route
 from horae_node.core.decide.schedules import ANY_VERSION
-from horae_node.service import Service
+from horae_node.errors import NotApplied
+from horae_node.service import Refused, Service
 
 _IF_MATCH: Final = "If-Match"
 _IF_NONE_MATCH: Final = "If-None-Match"
 NO_VERSION: Final = -2
 """No schedule has it."""
+PUT_TRIES: Final = 5
 _VERSION: Final = re.compile(r'(?:W/)?"?([0-9]{1,18})"?').fullmatch
 """As a tag; also as a proxy weakens it, and without its quotes."""
 
@@ -29,8 +32,42 @@ async def put_schedule(service: Service, call: Call) -> Answer:
     schedule_id = _new_id(call.item)
     _require_own(service, call)
     settle_payloads(call, request.job, "/job")
-    view, created = await service.schedules.put(schedule_id, request, _if_version(service, call))
-    return codec.answer(201 if created else 200, view, call.packed_out, _tag(view))
+    if_version = _if_version(service, call)
+    put = service.schedules.put if call.holder.queues is None else partial(_put_own, service, call)
+    view, created = await put(schedule_id, request, if_version)
+    return _answer(call, view, 201 if created else 200)
+
+
+async def _put_own(
+    service: Service, call: Call, schedule_id: str, request: wire.ScheduleRequest, if_version: int | None
+) -> tuple[wire.ScheduleView, bool]:
+    """For a token that is held to queues: it replaces the very version that was seen to be its own, or makes one where
+    there is none. What others make or change meanwhile is looked at anew. Raises: `Failure("forbidden")`."""
+    for _ in range(PUT_TRIES):
+        _require_own(service, call)
+        current = service.schedules.version_of(schedule_id)
+        guard = _guard(if_version, current)
+        try:
+            return await service.schedules.put(schedule_id, request, guard)
+        except Refused as error:
+            if error.code != "version" or guard in (if_version, NO_VERSION):
+                raise
+    raise NotApplied("rate_limited", "the schedule is being changed by others: try again in 1 s", retry_after_ms=1000)
+
+
+def _guard(if_version: int | None, current: int | None) -> int:
+    """The version that a replace is for, where the caller wants `if_version` and this one was looked at."""
+    if if_version is None:
+        return current or 0
+    if if_version == ANY_VERSION:
+        return current or NO_VERSION
+    return if_version if if_version in (0, current) else NO_VERSION
+
+
+def _answer(call: Call, view: wire.ScheduleView, status: int = 200) -> Answer:
+    """The schedule after a change of it. Raises: `Failure("forbidden")` should it be another's by now."""
+    call.holder.require_queue(view.job.queue)
+    return codec.answer(status, view, call.packed_out, _tag(view))
 
 
 def _new_id(item: str) -> str:
@@ -60,7 +97,8 @@ def _tag(view: wire.ScheduleView) -> bytes:
 
 
 def _require_own(service: Service, call: Call) -> None:
-    """A token that is held to queues changes only schedules whose jobs go there. Raises: `Failure("forbidden")`."""
+    """A token that is held to queues changes only schedules whose jobs go there. One that is not there is missed by
+    the call itself, before anybody else has a turn. Raises: `Failure("forbidden")`."""
     queue = service.schedules.queue_of(call.item)
     if queue is not None:
         call.holder.require_queue(queue)
@@ -92,39 +130,38 @@ async def pause_schedule(service: Service, call: Call) -> Answer:
 
 async def resume_schedule(service: Service, call: Call) -> Answer:
     _require_own(service, call)
-    view = await service.schedules.resume(call.item, missed=call.query.missed)
-    return codec.answer(200, view, call.packed_out, _tag(view))
+    own = call.holder.require_queue
+    return _answer(call, await service.schedules.resume(call.item, missed=call.query.missed, own=own))
 
 
 async def _change(service: Service, call: Call, change: Callable[[str], Awaitable[wire.ScheduleView]]) -> Answer:
     _require_own(service, call)
-    view = await change(call.item)
-    return codec.answer(200, view, call.packed_out, _tag(view))
+    return _answer(call, await change(call.item))
 
 
 async def trigger_schedule(service: Service, call: Call) -> Answer:
     _require_own(service, call)
     view, created = await service.schedules.trigger(call.item, call.body.id)
+    call.holder.require_queue(view.queue)
     return codec.answer(201 if created else 200, view, call.packed_out)
 
 
 async def backfill_schedule(service: Service, call: Call) -> Answer:
     _require_own(service, call)
-    return codec.answer(200, await service.schedules.backfill(call.item, call.body), call.packed_out)
+    answer = await service.schedules.backfill(call.item, call.body, own=call.holder.require_queue)
+    return codec.answer(200, answer, call.packed_out)
 
 
 async def list_triggers(service: Service, call: Call) -> Answer:
-    _require_own(service, call)
     query: wire.TriggersQuery = call.query
-    page = await service.schedules.triggers(call.item, query)
+    page = await service.schedules.triggers(call.item, query, own=call.holder.require_queue)
     lines = age_lines(service) if query.consistency == "local" else b""
     return await codec.answer_in_turns(page, "triggers", call.packed_out, lines)
 
 
 async def next_times(service: Service, call: Call) -> Answer:
-    _require_own(service, call)
     query: wire.NextQuery = call.query
-    times = await service.schedules.next_times(call.item, query)
+    times = await service.schedules.next_times(call.item, query, own=call.holder.require_queue)
     return codec.answer(200, times, call.packed_out, age_lines(service) if query.consistency == "local" else b"")
 
 

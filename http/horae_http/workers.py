@@ -7,18 +7,24 @@ given back.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
+from hashlib import blake2b
+from itertools import compress
 from typing import Final
+
+from msgspec.structs import replace
 
 from horae import wire
 from horae_http import codec, errors
 from horae_http.answer import Answer
 from horae_http.codec import BodyReader, BulkReader, Turn
 from horae_http.errors import Failure
-from horae_http.jobs import require_own_job
+from horae_http.jobs import answer_own, no_job, require_own_job, require_own_jobs
 from horae_http.line import CLAIM_MARK
 from horae_http.routing import PASSED_ON_BY, Call, Handler, Route
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.service import Refused, Service
+from horae_node.turns import let_others
 
 
 async def claim_jobs(service: Service, call: Call) -> Answer:
@@ -26,6 +32,7 @@ async def claim_jobs(service: Service, call: Call) -> Answer:
     if call.holder.queues is not None:
         for position, queue in enumerate(request.queues):
             call.holder.require_queue(queue, f"/queues/{position}")
+        request = replace(request, claim_id=_own_claim_id(request.claim_id, call.holder.queues))  # may be passed on yet
     delivery = await service.claim(request)
     try:
         answer = await codec.answer_in_turns(delivery.answer, "jobs", call.packed_out)
@@ -39,26 +46,41 @@ async def claim_jobs(service: Service, call: Call) -> Answer:
     return answer
 
 
+def _own_claim_id(claim_id: str | None, queues: Collection[str]) -> str | None:
+    """Of a token that is held to queues: those held to others do not share its claim ids, which would give them its
+    jobs. No claim id holds a line break."""
+    if claim_id is None:
+        return None
+    return f"{claim_id}\n{blake2b(' '.join(sorted(queues)).encode(), digest_size=16).hexdigest()}"
+
+
 async def heartbeat(service: Service, call: Call) -> Answer:
     request: wire.HeartbeatRequest = call.body
     turn = Turn()
     for position, beat in enumerate(request.leases):
         if turn.is_over(beat.progress):
-            await asyncio.sleep(0)
+            await let_others()
         codec.settle(beat, "progress", call.packed_in, wire.PROGRESS_BYTES_MAX, f"/leases/{position}")
-        await require_own_job(service, call, beat.job_id)
-    return codec.answer(200, await service.heartbeat(request), call.packed_out)
+    leases = request.leases
+    there = await require_own_jobs(service, call, [beat.job_id for beat in leases])
+    request.leases = list(compress(leases, there))
+    told = iter((await service.heartbeat(request)).leases)
+    statuses = [
+        next(told) if is_there else wire.LeaseStatus(beat.job_id, "lost", None, False)
+        for beat, is_there in zip(leases, there, strict=True)
+    ]
+    return codec.answer(200, wire.HeartbeatAnswer(statuses), call.packed_out)
 
 
 async def complete_job(service: Service, call: Call) -> Answer:
     await require_own_job(service, call, call.item)
     codec.settle(call.body, "result", call.packed_in, wire.RESULT_BYTES_MAX)
-    return codec.answer(200, await service.complete(call.item, call.body), call.packed_out)
+    return answer_own(call, await service.complete(call.item, call.body))
 
 
 async def fail_job(service: Service, call: Call) -> Answer:
     await require_own_job(service, call, call.item)
-    return codec.answer(200, await service.fail(call.item, call.body), call.packed_out)
+    return answer_own(call, await service.fail(call.item, call.body))
 
 
 async def list_workers(service: Service, call: Call) -> Answer:
@@ -71,21 +93,20 @@ async def list_workers(service: Service, call: Call) -> Answer:
 async def release_job(service: Service, call: Call) -> Answer:
     await require_own_job(service, call, call.item)
     codec.settle(call.body, "progress", call.packed_in, wire.PROGRESS_BYTES_MAX)
-    return codec.answer(200, await service.release(call.item, call.body), call.packed_out)
+    return answer_own(call, await service.release(call.item, call.body))
 
 
 async def end_leases(service: Service, call: Call) -> Answer:
     """One result an item, in order: an item whose result is too large must not keep the others from being reported."""
     request: wire.EndingsRequest = call.body
     items = request.leases
-    for item in items:
-        await require_own_job(service, call, item.job_id)
-    failures = []
+    there = await require_own_jobs(service, call, [item.job_id for item in items])
+    failures: list[Failure | Refused | None] = []
     turn = Turn()
-    for item in items:
+    for item, is_there in zip(items, there, strict=True):
         if turn.is_over(item.result) or turn.is_over(item.progress):
-            await asyncio.sleep(0)
-        failures.append(_settle_ending(item, call.packed_in))
+            await let_others()
+        failures.append(_settle_ending(item, call.packed_in) if is_there else no_job(item.job_id))
     request.leases = [item for item, failure in zip(items, failures, strict=True) if failure is None]
     claim_mark = call.headers.get(UNLESS_REPEATED) if PASSED_ON_BY in call.headers else None
     if claim_mark is not None and not service.claim_undelivered(claim_mark, request.leases):

@@ -12,10 +12,11 @@ of a line is read in `cron_text.py`, the clocks are in `zones.py`.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
+from itertools import islice
 from typing import Final, NamedTuple
 
 from croniter import MONTH_FIELD, CroniterBadDateError, CroniterError, croniter
@@ -32,6 +33,7 @@ __all__ = [
     "after",
     "between",
     "check",
+    "each",
     "following",
     "forget",
     "jitter_ms",
@@ -150,15 +152,15 @@ def between(rule: Rule, from_ms: int, to_ms: int, limit: int) -> list[Occurrence
     Each is evaluated anew, some 50 µs, and nothing is kept: a long list shall not push out what the herd shares.
     Raises: as `after`.
     """
-    found: list[Occurrence] = []
+    return list(islice(each(rule, from_ms, to_ms), limit))
+
+
+def each(rule: Rule, from_ms: int, to_ms: int) -> Iterator[Occurrence]:
+    """All of them, one by one: a rare one takes a millisecond or two. Raises: as `after`."""
     moment_ms = from_ms - 1
-    while len(found) < limit:
-        occurrence = _after(rule, moment_ms, _next_cron)
-        if occurrence is None or occurrence.nominal_ms >= to_ms:
-            break
-        found.append(occurrence)
+    while (occurrence := _after(rule, moment_ms, _next_cron)) is not None and occurrence.nominal_ms < to_ms:
+        yield occurrence
         moment_ms = occurrence.nominal_ms
-    return found
 
 
 def trouble(rule: Rule) -> str | None:

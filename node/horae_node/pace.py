@@ -2,7 +2,7 @@
 
 One entry that ends a job wakes all who wait for it, and one barrier all who read: to make and write eight hundred
 answers of 250 kB in one pass would hold the loop for a second. Not here: lists, of which one comes a pass whatever it
-holds (`Turns` in `service.py`).
+holds (`turns.py`).
 """
 
 from __future__ import annotations
@@ -28,12 +28,19 @@ class Pace:
         """What `make()` makes once it has its turn. Raises: what `make` does."""
         async with self._line:
             shown = make()
-            await self.took(bytes_of(shown))
+            if self._is_much(bytes_of(shown)):
+                await asyncio.sleep(0)
         return shown
 
     async def took(self, more_bytes: int) -> None:
-        """Count what was made outside of the line: others have their turn when it is much."""
+        """Count what was made outside of the line: when it is much others have their turn, those in the line first."""
+        if self._is_much(more_bytes):
+            async with self._line:
+                await asyncio.sleep(0)
+
+    def _is_much(self, more_bytes: int) -> bool:
         self._bytes += more_bytes
-        if self._bytes >= PASS_BYTES_MAX:
-            self._bytes = 0
-            await asyncio.sleep(0)
+        if self._bytes < PASS_BYTES_MAX:
+            return False
+        self._bytes = 0
+        return True

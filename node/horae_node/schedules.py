@@ -15,6 +15,7 @@ from typing import Final
 from horae import wire
 from horae_node import cron, ids, reads, translate
 from horae_node.applier import Applier
+from horae_node.clock import Clock
 from horae_node.core import schedule_views
 from horae_node.core.commands import (
     BackfillSchedule,
@@ -35,11 +36,12 @@ from horae_node.leader.session import LeaderSession
 from horae_node.pace import Pace
 from horae_node.proposer import Proposer
 from horae_node.shedding import Rank
+from horae_node.turns import Turns
 
 DUE_LOOKS, DUE_LOOK_S = 200, 0.01
 """How long a change waits for what was due before it: a firing takes a few milliseconds."""
-RECKONED_A_TURN: Final = 10
-"""Occurrences reckoned before others have their turn: some milliseconds where none is known yet."""
+RECKON_MS_MAX: Final = 5
+"""What callers have reckoned in one pass of the loop, all of them together. A moment takes 50 µs, a rare one two ms."""
 BACKFILL_PART: Final = 100
 """Triggers that one command backfills."""
 FOREVER_MS: Final = 2**62
@@ -55,6 +57,11 @@ _FATES: Final[tuple[wire.TriggerOutcome, ...]] = (
 )
 
 
+Own = Callable[[str], None]
+"""Asked with the queue of a schedule's jobs each time that it is looked at: it raises where that is not the caller's.
+Between two looks it may have been deleted, and another one made."""
+
+
 class Schedules:
     """One for a node."""
 
@@ -68,9 +75,12 @@ class Schedules:
         turn: Callable[[], AbstractAsyncContextManager[None]],
         pace: Pace,
         wait_for_rules: Callable[[int], Awaitable[None]],
+        reckonings: Turns,
+        clock: Clock,
     ) -> None:
         """The service's own: `wait_current` before a reading that must not be stale, `turn` for a long look,
-        `pace` for what may be large, `wait_for_rules` of a machine version before what needs them."""
+        `pace` for what may be large, `wait_for_rules` of a machine version before what needs them, `reckonings` for
+        what a caller has reckoned."""
         self._applier = applier
         self._proposer = proposer
         self._session = session
@@ -78,6 +88,8 @@ class Schedules:
         self._turn = turn
         self._pace = pace
         self._wait_for_rules = wait_for_rules
+        self._reckonings = reckonings
+        self._clock = clock
 
     # ------------------------------------------------------------------ changes
 
@@ -90,7 +102,8 @@ class Schedules:
         """
         await self._wait_for_rules(SCHEDULES_VERSION)
         self._proposer.require_room(Rank.NEW)
-        require_rule(translate.schedule_rule(schedule_id, request))
+        async with self._reckonings.one():
+            require_rule(translate.schedule_rule(schedule_id, request))
         spec = translate.schedule_spec(schedule_id, request)
 
         def command() -> Command:
@@ -136,12 +149,12 @@ class Schedules:
         self._changed(await self._proposer.run_one(PauseSchedule(schedule_id)), schedule_id)
         return await self._view(schedule_id)
 
-    async def resume(self, schedule_id: str, *, missed: bool) -> wire.ScheduleView:
+    async def resume(self, schedule_id: str, *, missed: bool, own: Own = lambda queue: None) -> wire.ScheduleView:
         """With `missed` the triggers of the pause are dealt with now, as missed ones."""
         self._proposer.require_room(Rank.NEW)
 
         def command() -> Command:
-            found = self._find(schedule_id)
+            found = self._find(schedule_id, own)
             rewind = None
             if missed and found.run.paused_ms is not None:
                 with _stored_rule():
@@ -180,7 +193,9 @@ class Schedules:
         except reads.Gone as error:
             raise Refused("not_found", "the job's record is gone: its retention is over or it was deleted") from error
 
-    async def backfill(self, schedule_id: str, request: wire.BackfillRequest) -> wire.BackfillAnswer:
+    async def backfill(
+        self, schedule_id: str, request: wire.BackfillRequest, *, own: Own = lambda queue: None
+    ) -> wire.BackfillAnswer:
         """Those triggers of the window that have come and have not run, at most `max_catch_up`, the oldest first.
 
         Raises: `Refused` (`not_found`, `invalid` for a window that has not begun, or is older than the ledger).
@@ -194,10 +209,11 @@ class Schedules:
         self._require_remembered(found, from_ms)
         count = triggers = looked = 0
         left = found.spec.max_catch_up
-        with _stored_rule():
+        with _stored_rule(), self._reckonings.place():
             rule = translate.rule_of(found.spec)
-            while named := cron.between(rule, from_ms, to_ms, min(BACKFILL_PART, left + 1)):
+            while named := await self._reckoned(rule, from_ms, to_ms, min(BACKFILL_PART, left + 1)):
                 part = named[:left]
+                self._find(schedule_id, own)
                 count += await self._run_again(schedule_id, part)
                 runs = sum(one.kind == "run" for one in part)
                 triggers += runs
@@ -206,7 +222,7 @@ class Schedules:
                 from_ms = part[-1].nominal_ms + 1
                 if not left or looked >= found.spec.max_catch_up + LEDGER_ROWS_MAX:
                     break
-            more = bool(cron.between(rule, from_ms, to_ms, 1))
+            more = bool(await self._reckoned(rule, from_ms, to_ms, 1))
         return wire.BackfillAnswer(count, triggers, more)
 
     async def _run_again(self, schedule_id: str, named: list[cron.Occurrence]) -> int:
@@ -261,7 +277,9 @@ class Schedules:
         shown = [view for view in found if only is None or view.job.queue in only]
         return wire.ScheduleList(shown, None if last is None else reads.make_cursor(b"s", last.encode()))
 
-    async def triggers(self, schedule_id: str, query: wire.TriggersQuery) -> wire.TriggerList:
+    async def triggers(
+        self, schedule_id: str, query: wire.TriggersQuery, *, own: Own = lambda queue: None
+    ) -> wire.TriggerList:
         """The ledger, oldest first: what became of each moment that the schedule named."""
         from_ms = 0 if query.from_ is None else translate.moment_ms(query.from_)
         to_ms = FOREVER_MS if query.to is None else translate.moment_ms(query.to)
@@ -271,7 +289,7 @@ class Schedules:
         if query.consistency != "local":
             await self._wait_current()
         async with self._turn():
-            found = self._find(schedule_id)
+            found = self._find(schedule_id, own)
             view = self._applier.view
             lines = schedule_views.ledger(view, found.run, from_ms, to_ms, query.limit)
             shown = [self._line(schedule_id, nominal_ms, *trigger) for nominal_ms, trigger in lines]
@@ -286,28 +304,62 @@ class Schedules:
             line.state = None if state is None else reads.state_called(state)
         return line
 
-    async def next_times(self, schedule_id: str, query: wire.NextQuery) -> wire.NextTimes:
+    async def next_times(
+        self, schedule_id: str, query: wire.NextQuery, *, own: Own = lambda queue: None
+    ) -> wire.NextTimes:
         """The moments that it names from then on, or from now."""
         if query.consistency != "local":
             await self._wait_current()
-        rule = translate.rule_of(self._find(schedule_id).spec)
+        rule = translate.rule_of(self._find(schedule_id, own).spec)
         from_ms = self._now_ms() if query.from_ is None else translate.moment_ms(query.from_)
-        with _stored_rule():
-            return await _next_times(rule, from_ms, query.n)
+        with _stored_rule(), self._reckonings.place():
+            return await self._next_times(rule, from_ms, query.n)
 
     async def preview(self, request: wire.PreviewRequest) -> wire.NextTimes:
         """The same of a schedule that is not saved. Raises: `Refused("invalid")` with what is wrong with it."""
         rule = translate.schedule_rule(request.id, request)
-        require_rule(rule)
-        now_ms = self._now_ms()
-        if cron.after(rule, now_ms) is None and request.from_ is None:
-            raise _over()
-        if request.job is not None and request.job.expires_at is not None:
-            _require_unexpired(translate.moment_ms(request.job.expires_at), now_ms)
-        from_ms = now_ms if request.from_ is None else translate.moment_ms(request.from_)
-        return await _next_times(rule, from_ms, request.n or wire.NextQuery().n)
+        with self._reckonings.place():
+            now_ms = self._now_ms()
+            async with self._reckonings.part():
+                require_rule(rule)
+                if request.from_ is None and cron.after(rule, now_ms) is None:
+                    raise _over()
+            if request.job is not None and request.job.expires_at is not None:
+                _require_unexpired(translate.moment_ms(request.job.expires_at), now_ms)
+            from_ms = now_ms if request.from_ is None else translate.moment_ms(request.from_)
+            return await self._next_times(rule, from_ms, request.n or wire.NextQuery().n)
 
     # ------------------------------------------------------------------ inside
+
+    async def _next_times(self, rule: cron.Rule, from_ms: int, count: int) -> wire.NextTimes:
+        """Those that come: what the clocks jump over, and the rule skips, is not among them."""
+        times: list[wire.NextTime] = []
+        while len(times) < count:
+            part = await self._part(rule, from_ms, FOREVER_MS, count - len(times))
+            if not part:
+                break
+            times += [_shown(rule, one) for one in part if one.kind == "run"]
+            from_ms = part[-1].nominal_ms + 1
+        return wire.NextTimes(times)
+
+    async def _reckoned(self, rule: cron.Rule, from_ms: int, to_ms: int, limit: int) -> list[cron.Occurrence]:
+        """As `cron.between`, in turns with others. The caller has a place."""
+        found: list[cron.Occurrence] = []
+        while len(found) < limit and (part := await self._part(rule, from_ms, to_ms, limit - len(found))):
+            found += part
+            from_ms = part[-1].nominal_ms + 1
+        return found
+
+    async def _part(self, rule: cron.Rule, from_ms: int, to_ms: int, limit: int) -> list[cron.Occurrence]:
+        """The first of them, as many as one turn has time for; empty: there is none."""
+        found: list[cron.Occurrence] = []
+        async with self._reckonings.part():
+            begun_ms = self._clock.monotonic_ms()
+            for occurrence in cron.each(rule, from_ms, to_ms):
+                found.append(occurrence)
+                if len(found) == limit or self._clock.monotonic_ms() - begun_ms >= RECKON_MS_MAX:
+                    break
+        return found
 
     def queue_of(self, schedule_id: str) -> str | None:
         """Where its jobs go; None: there is no such schedule."""
@@ -317,10 +369,11 @@ class Schedules:
     def _now_ms(self) -> int:
         return self._session.now_ms() if self._session.open else self._applier.meta().now_ms
 
-    def _find(self, schedule_id: str) -> schedule_views.Schedule:
+    def _find(self, schedule_id: str, own: Own = lambda queue: None) -> schedule_views.Schedule:
         found = schedule_views.find(self._applier.view, schedule_id)
         if found is None:
             raise Refused("not_found", f"there is no schedule {schedule_id!r}")
+        own(found.spec.job.queue)
         return found
 
     async def _view(self, schedule_id: str) -> wire.ScheduleView:
@@ -334,6 +387,10 @@ class Schedules:
             raise _refused(outcome, schedule_id)
         assert isinstance(outcome, ScheduleChanged)
         return outcome
+
+
+def _shown(rule: cron.Rule, one: cron.Occurrence) -> wire.NextTime:
+    return wire.NextTime(reads.moment_text(one.nominal_ms), cron.local_text(rule, one.nominal_ms), one.note or None)
 
 
 def require_rule(rule: cron.Rule) -> None:
@@ -361,24 +418,6 @@ def _stored_rule() -> Iterator[None]:
         yield
     except cron.CronError as error:
         raise Refused("conflict", f"the schedule cannot be reckoned on this node: {error}") from error
-
-
-async def _next_times(rule: cron.Rule, from_ms: int, count: int) -> wire.NextTimes:
-    """Those that come: what the clocks jump over, and the rule skips, is not among them."""
-    found: list[cron.Occurrence] = []
-    while len(found) < count:
-        part = cron.between(rule, from_ms, FOREVER_MS, min(RECKONED_A_TURN, count - len(found)))
-        if not part:
-            break
-        found += [one for one in part if one.kind == "run"]
-        from_ms = part[-1].nominal_ms + 1
-        await asyncio.sleep(0)
-    return wire.NextTimes(
-        [
-            wire.NextTime(reads.moment_text(one.nominal_ms), cron.local_text(rule, one.nominal_ms), one.note or None)
-            for one in found
-        ]
-    )
 
 
 def _refused(rejected: Rejected, schedule_id: str) -> Refused:

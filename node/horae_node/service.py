@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import TypeVar
 
@@ -40,7 +39,7 @@ from horae_node.core.decide.schedules import TOO_OLD_FOR_SCHEDULES
 from horae_node.core.decide.submit import EXPIRED_BEFORE, TOO_OLD_FOR_LINKS
 from horae_node.core.model import FINISHED, LIMITS_VERSION, LINKS_VERSION, SCHEDULES_VERSION
 from horae_node.core.results import BatchSubmitted, Done, EntryOutcome, Heartbeat, Outcome, Rejected, Submitted
-from horae_node.core.tables import S_RUNNING
+from horae_node.core.tables import S_RUNNING, TOMBSTONE_MS, id_key, is_tombstone, tombstone_of
 from horae_node.errors import NotApplied, OutcomeUnknown, Refused
 from horae_node.events import Place
 from horae_node.feed import Feed, Subscription, Wanted
@@ -53,7 +52,8 @@ from horae_node.proposer import Proposer
 from horae_node.queue_rates import QueueRates
 from horae_node.raft.port import Member, Raft, RaftStatus
 from horae_node.schedules import Schedules
-from horae_node.shedding import RETRY_AFTER_S_MAX, Bounds, Crowd, Drain, Rank, shed
+from horae_node.shedding import RETRY_AFTER_S_MAX, Bounds, Crowd, Rank
+from horae_node.turns import Turns
 from horae_node.worker_book import WorkerBook
 
 __all__ = ["Delivery", "Refused", "Service"]
@@ -66,6 +66,8 @@ SMALL_BATCH_JOBS = 100
 """A millisecond of the loop. Larger batches come one a pass: twenty that were read side by side held it for 0.2 s."""
 RELEASED_A_PASS = 100
 """Readings that are answered in one pass when all are: some 0.1 ms each, and 20,000 may wait."""
+TAKEN_MS = 60_000
+"""Longer than a submit takes from the look at its id to the log."""
 CLAIM_BYTES_MAX = 16 * 1024 * 1024
 """One claim's answer: the machine grants 8 MiB of payloads at most, but weighs no progress and no errors of attempts
 before, which may come to ten times that. What has no room is given straight back."""
@@ -184,6 +186,7 @@ class Service:
         self._metrics = metrics
         self._turns = Turns(clock, "readings of lists", bounds.turns)
         self._batches = Turns(clock, "large batches", bounds.turns)
+        self._reckonings = Turns(clock, "reckonings of schedules", bounds.turns)
         self._pace = Pace()
         self._parked = Crowd("claims", bounds.claims)
         self._waiting = Crowd("readings of jobs that are not finished", bounds.finish_waits)
@@ -200,6 +203,8 @@ class Service:
             turn=self._turns.one,
             pace=self._pace,
             wait_for_rules=self._wait_for_rules,
+            reckonings=self._reckonings,
+            clock=clock,
         )
         self._caught_up = False
         self.removed = False
@@ -234,6 +239,7 @@ class Service:
             "read": self._reading.waiting,
             "list": self._turns.waiting,
             "batch": self._batches.waiting,
+            "reckoning": self._reckonings.waiting,
         }
 
     def set_members(self, members: Sequence[Member]) -> None:
@@ -448,6 +454,40 @@ class Service:
                 raise NotApplied("no_leader", "this node no longer leads; ask the new leader")
             seq = self._find(job_id)
         return await self._show(seq)
+
+    async def queues_of(self, job_ids: Sequence[str]) -> list[str | None]:
+        """The queue of each job, which never changes; None where there surely is no such job.
+
+        Not shed for the commands that wait: endings ask for it. Raises: `NotApplied` (`no_leader`, `rate_limited`).
+        """
+        found = [await self._queue_of(job_id) for job_id in job_ids]
+        if None in found:  # it may have come to be at a leader that this node does not know of yet
+            with self._reading.one():
+                await self._raft.read_barrier()
+            for position, job_id in enumerate(job_ids):
+                if found[position] is None:
+                    found[position] = await self._queue_of(job_id)
+        return found
+
+    async def _queue_of(self, job_id: str) -> str | None:
+        seq = views.job_seq(self._applier.view, job_id)
+        spec = None if seq is None else views.spec(self._applier.view, seq)
+        if spec is None:
+            return None
+        await self._pace.took(len(spec.payload))
+        return spec.queue
+
+    def is_taken(self, job_id: str) -> bool:
+        """Whether this id surely names a job, or the rest of one, for a minute more: a submit under it makes none."""
+        row = self._applier.view.get(id_key(job_id))
+        if row is None or not is_tombstone(row):
+            return row is not None
+        return self._clocks().now_ms < tombstone_of(row).finished_ms + TOMBSTONE_MS - TAKEN_MS
+
+    def is_gone(self, job_id: str) -> bool:
+        """Whether a job had this id whose record is gone: nobody knows its queue any more."""
+        row = self._applier.view.get(id_key(job_id))
+        return row is not None and is_tombstone(row)
 
     async def jobs(self, query: wire.JobsQuery) -> wire.JobList:
         """Newest first. Raises: `Refused("invalid", …, "/cursor")`."""
@@ -812,35 +852,6 @@ def _member(node_id: str, request: wire.MemberRequest | wire.MoveRequest, id_at:
         return Member(node_id, address, parse_url(request.http_url))
     except ValueError as error:
         raise Refused("invalid", str(error), "/http_url") from error
-
-
-class Turns:
-    """One long piece of work a pass of the loop: callers that waited for the same barrier come one by one."""
-
-    def __init__(self, clock: Clock, what: str, waiting_max: int) -> None:
-        """`what`: whom the refusal names, in the plural."""
-        self._what = what
-        self._lock = asyncio.Lock()
-        self._waiting_max = waiting_max
-        self._drain = Drain(clock)
-        self.waiting = 0
-
-    @asynccontextmanager
-    async def one(self) -> AsyncIterator[None]:
-        """Raises: `NotApplied("rate_limited")` when as many wait already as may."""
-        if self.waiting >= self._waiting_max:
-            raise shed(f"{self.waiting} {self._what} wait already", self._drain.seconds_for(self.waiting))
-        self.waiting += 1
-        self._drain.begin()
-        try:
-            async with self._lock:
-                await asyncio.sleep(0)
-                yield
-                self._drain.took(1)
-        finally:
-            self.waiting -= 1
-            if not self.waiting:
-                self._drain.pause()
 
 
 def _claimed_bytes(claimed: tuple[list[wire.ClaimedJob], int]) -> int:

@@ -57,7 +57,7 @@ class Bounds(NamedTuple):
     reads: int = 5_000
     """Readings that wait for a round of heartbeats, which serves all of them at once."""
     turns: int = 100
-    """Pages of lists, and large batches: one a pass of the loop, the largest some 20 ms of it."""
+    """Pages of lists, large batches, reckonings of schedules: one a pass of the loop, the largest some 20 ms of it."""
 
     def within(self, connections: int) -> Bounds:
         """No more long waits than so many connections allow, with a quarter left for all other calls."""

@@ -108,6 +108,8 @@ class FakeService:
         self.url = leader_url
         self.calls: list[tuple[str, Any]] = []
         self.stored: dict[str, wire.JobView] = {}
+        self.gone: set[str] = set()
+        """Ids of jobs whose records are gone."""
         self.failures: list[BaseException] = []
         """Raised by the next calls, one each."""
         self.claimed = FakeDelivery(wire.ClaimAnswer([claimed_job()]))
@@ -175,6 +177,16 @@ class FakeService:
     async def job(self, job_id: str, *, wait_ms: int = 0, local: bool = False) -> wire.JobView:
         await self._enter("job", (job_id, wait_ms, local))
         return self._find(job_id)
+
+    async def queues_of(self, job_ids: Sequence[str]) -> list[str | None]:
+        await self._enter("queues_of", list(job_ids))
+        return [self.stored[job_id].queue if job_id in self.stored else None for job_id in job_ids]
+
+    def is_taken(self, job_id: str) -> bool:
+        return job_id in self.stored or self.is_gone(job_id)
+
+    def is_gone(self, job_id: str) -> bool:
+        return job_id in self.gone
 
     async def jobs(self, query: wire.JobsQuery) -> wire.JobList:
         await self._enter("jobs", query)

@@ -40,8 +40,9 @@ class OneNode:
         known: Versions = KNOWN_VERSIONS,
         bounds: Bounds | None = None,
         events_kept: int = 1000,
+        clock: ManualClock | None = None,
     ) -> None:
-        self.clock = ManualClock()
+        self.clock = clock or ManualClock()
         self.store = MemoryStore()
         own = codec.OwnEntries()
         self.applier = Applier(

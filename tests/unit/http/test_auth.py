@@ -95,7 +95,7 @@ async def test_a_token_of_any_letters_is_known_by_its_utf8(guarded: Node) -> Non
         ("POST", "/v1/jobs", {"task": "t"}, ["/queue"]),
         ("POST", "/v1/jobs/batch", {"jobs": [{"task": "t"}], "atomic": True}, ["/jobs/0/queue"]),
         ("POST", "/v1/jobs", {"task": "t", "queue": "mail", "then": {"task": "t"}}, ["/then/queue"]),
-        ("POST", "/v1/jobs", {"task": "t", "queue": "mail", "after": ["d"]}, []),
+        ("POST", "/v1/jobs", {"task": "t", "queue": "mail", "after": ["d"]}, ["/after/0"]),
         ("GET", "/v1/jobs", None, ["/queue"]),
         ("GET", "/v1/jobs?queue=default", None, ["/queue"]),
         ("GET", "/v1/jobs/d", None, []),
@@ -124,7 +124,7 @@ async def test_a_held_token_stays_in_its_queues(
         return
     assert (got.status, got.json["code"]) == (403, "forbidden")
     assert [pointer for pointer in got.pointers if pointer] == pointers
-    assert set(guarded.service.names()) <= {"job"}
+    assert set(guarded.service.names()) <= {"job", "queues_of"}
 
 
 async def test_health_and_the_contract_are_for_everybody(guarded: Node) -> None:

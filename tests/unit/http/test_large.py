@@ -179,6 +179,24 @@ async def test_large_lists_of_leases_are_read_in_turns_to_the_same(path: str, pa
     assert request == route.read(body, packed)
 
 
+@pytest.mark.parametrize("what", ["leases", "batch", "page"])
+async def test_many_callers_with_large_bodies_get_no_more_of_a_pass_than_one(what: str) -> None:
+    """Each went on in every pass: eight of the largest together held the loop eight times as long."""
+    callers = 8
+    leases = {"worker": "w", "leases": [{"job_id": "j", "lease_token": 1, "progress": "x" * 50_000}] * 20}
+    beat = LEASES["/v1/leases/heartbeat"].read_in_turns
+    assert beat is not None
+    page = wire.JobList([job_view(str(n), payload=Raw(b'"%s"' % (b"x" * 50_000))) for n in range(20)], None)
+    made = {
+        "leases": lambda: beat(msgspec.json.encode(leases), False),
+        "batch": lambda: BatchReader().read_in_turns(msgspec.json.encode(_batch([50_000] * 20)), False),
+        "page": lambda: codec.answer_in_turns(page, "jobs", False),
+    }[what]
+    async with _Turns() as turns:
+        await asyncio.gather(*(made() for _ in range(callers)))
+    assert turns.count >= callers * 8
+
+
 async def test_one_bad_job_of_a_large_batch_does_not_spoil_the_others(node: Node) -> None:
     batch = _batch([1000] * 100)
     batch["jobs"][3]["tusk"] = 1

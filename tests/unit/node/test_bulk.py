@@ -11,12 +11,13 @@ from msgspec import Raw
 from tests.helpers.one_node import OneNode, settle
 
 from horae import wire
-from horae_node import bulk, reads, service
+from horae_node import bulk, reads
 from horae_node.clock import ManualClock
 from horae_node.core.commands import RaiseMachineVersion
 from horae_node.core.results import Done, Rejected
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.service import Refused
+from horae_node.turns import Turns
 
 
 def requeue(**keys: Any) -> wire.RequeueManyRequest:
@@ -260,7 +261,7 @@ async def test_a_filtered_page_looks_at_so_many_and_goes_on(node: OneNode, monke
 
 async def test_long_looks_come_one_a_pass_of_the_loop() -> None:
     """A hundred callers that waited for one barrier built their pages in one pass: a stall of 0.9 s."""
-    turns, passes = service.Turns(ManualClock(), "looks", 5), 0
+    turns, passes = Turns(ManualClock(), "looks", 5), 0
     begun: list[int] = []
 
     async def look() -> None:

@@ -18,8 +18,10 @@ from horae_node.clock import ManualClock
 from horae_node.core.commands import Nothing, RaiseMachineVersion
 from horae_node.core.model import LIMITS_VERSION
 from horae_node.errors import NotApplied, Refused
-from horae_node.service import SMALL_BATCH_JOBS, Turns
+from horae_node.leader import waiters
+from horae_node.service import SMALL_BATCH_JOBS
 from horae_node.shedding import MEMORY_S, RETRY_AFTER_S_MAX, Bounds, Crowd, Drain, Rank
+from horae_node.turns import Turns
 
 SMALL = Bounds(commands=10)
 LEVELS = {9: None, 10: Rank.NEW, 14: Rank.NEW, 15: Rank.READ, 19: Rank.READ, 20: Rank.ENDING}
@@ -251,6 +253,23 @@ async def test_parked_claims_are_bounded_and_one_that_leaves_makes_room() -> Non
     assert node.service.waiting()["claim"] == 0
 
 
+async def test_the_names_in_parked_claims_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each claim may have a thousand."""
+    monkeypatch.setattr(waiters, "NAMES_MAX", 5)
+    node = await OneNode().open()
+    first, second = node.claim("a", "b", "c"), node.claim("a", "b")
+    await settle()
+    assert await retry_after_s(node.claim("a")) == 1
+    first.cancel()
+    await settle()
+    assert await retry_after_s(node.claim("a", "b", "c", "d")) == 1
+    third = node.claim("a", "b", "c")
+    await settle()
+    assert not third.done()
+    for task in (second, third):
+        task.cancel()
+
+
 async def test_readings_that_wait_for_a_finish_are_bounded() -> None:
     node = await OneNode(bounds=Bounds(finish_waits=1)).open()
     await node.submit(id="j")
@@ -320,7 +339,8 @@ def _taken(node: OneNode) -> int:
 
 
 def test_long_waits_leave_a_quarter_of_the_connections_to_others() -> None:
-    assert Bounds().within(1000)[2:4] == (500, 250)
+    few = Bounds().within(1000)
+    assert (few.claims, few.finish_waits) == (500, 250)
     assert Bounds().within(1_000_000) == Bounds()
 
 
