@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.helpers.loopback import free_port
+from tests.helpers.loopback import free_ports
 
 from horae_node.config import NodeConfig, load_config
 from horae_node.errors import ConfigError
@@ -19,12 +19,13 @@ from horae_storage.errors import DirectoryInUse, ForeignDirectory
 
 
 def config_of(data_dir: Path, ids: tuple[str, ...] = ("n1", "n2", "n3"), **flags: str) -> NodeConfig:
-    members = ",".join(f"{name}=127.0.0.1:{free_port()}@http://{name}:7070" for name in ids)
+    http_port, *ports = free_ports(len(ids) + 1)
+    members = ",".join(f"{name}=127.0.0.1:{port}@http://{name}:7070" for name, port in zip(ids, ports, strict=True))
     given = {
         "node_id": ids[0],
         "data_dir": str(data_dir),
         "members": members,
-        "http_listen": f"127.0.0.1:{free_port()}",
+        "http_listen": f"127.0.0.1:{http_port}",
     }
     return load_config(flags=given | {"http_advertise": f"http://{ids[0]}:7070"} | flags)
 
@@ -98,7 +99,8 @@ def test_a_port_in_use_leaves_no_new_directory_behind(tmp_path, taken, key):
 
 def test_who_joins_makes_no_directory_before_it_is_taken_in(tmp_path):
     flags = {"node_id": "n9", "data_dir": str(tmp_path / "d"), "join": "http://n1:7070"}
-    ports = {"http_listen": f"127.0.0.1:{free_port()}", "raft_listen": f"127.0.0.1:{free_port()}"}
+    http_port, raft_port = free_ports(2)
+    ports = {"http_listen": f"127.0.0.1:{http_port}", "raft_listen": f"127.0.0.1:{raft_port}"}
     require_surroundings(load_config(flags=flags | ports))
     assert not (tmp_path / "d").exists()
 
