@@ -51,6 +51,8 @@ class Call:
     served_by: str = ""
     served_index: int = 0
     """Applied index of the serving node when it answered."""
+    written: bool = False
+    """A node has written an answer, which its caller may have got."""
 
 
 class Edge:
@@ -169,6 +171,7 @@ class _Visit:
                 value.undeliverable()
             return
         call = self._call
+        call.written = True
         call.served_by, call.served_index = life.node_id, life.node.applier.applied_index
         if self._edge.rng.random() < self._edge.loss:
             return

@@ -20,6 +20,7 @@ from horae_node.core.decide.schedules import _Firing, decide_put_schedule
 from horae_node.core.model import Missed, Occurrence, Overlap, ScheduleRun, ScheduleSpec
 from horae_node.core.tables import RUN, handle_of, id_key, run_of, seq_bytes
 from horae_node.leader import scheduler
+from horae_node.leader.claim_book import ClaimBook
 from horae_node.leader.scheduler import following_occurrence
 from horae_node.leader.session import LeaderSession
 from horae_node.raft.guard import Guard, Link
@@ -36,6 +37,8 @@ SEEDS_MAX: Final = {"guard": 150, "gate": 100, "token": 20, "clock": 100, "reads
     "timer": 60,
     "edit": 60,
     "floor": 150,
+    "repeats": 60,
+    "hung_up": 100,
 }
 """How many seeds a run may need to find it: several times what it took when measured (see the README)."""
 
@@ -186,6 +189,16 @@ def _edit() -> tuple[object, str, object]:
     return machine, "_DECIDERS", machine._DECIDERS | {PutSchedule: put}
 
 
+def _repeats() -> tuple[object, str, object]:
+    """That an answer was delivered is forgotten: what a repeat that hung up was handed again is taken back."""
+    return ClaimBook, "hand", lambda self, waiter: None
+
+
+def _hung_up() -> tuple[object, str, object]:
+    """What was granted to callers that are gone is left to its lease."""
+    return ClaimBook, "lose", lambda self, serial, grants: ()
+
+
 _CANARIES: Final[dict[str, Callable[[], tuple[object, str, object]]]] = {
     "guard": _guard,
     "gate": _gate,
@@ -200,4 +213,6 @@ _CANARIES: Final[dict[str, Callable[[], tuple[object, str, object]]]] = {
     "timer": _timer,
     "edit": _edit,
     "floor": _floor,
+    "repeats": _repeats,
+    "hung_up": _hung_up,
 }

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+import msgspec
 from msgspec import Raw
 from tests.sim.calls import OK, PATIENCE_US, REFUSED, Ask, Call, Edge
 from tests.sim.world import MILLISECOND, SECOND, World
 
 from horae import wire
+from horae_node.core.tables import claim_key
 from horae_node.service import Service
 
 QUEUES: Final = ("a", "b")
@@ -47,6 +49,9 @@ LAST_SCHEDULE_S: Final = 6
 """In the end each schedule triggers for so long, and nothing else goes on."""
 
 READ_EVERY_US: Final = SECOND // 2
+
+SOON_US: Final = 12 * MILLISECOND
+"""Within this callers hang up while their claim is on its way into the log, and ask again while it still is."""
 
 _UNIX = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -118,6 +123,8 @@ class Workload:
         self.names: list[str] = []
         self.schedules: dict[str, list[Call]] = {}
         """By schedule: the calls that changed it. Each is answered with its version."""
+        self.claims: dict[bytes, list[Call]] = {}
+        """By the key that the state has a claim under: its calls."""
         self.triggered: list[Call] = []
         """Triggers by hand. Each is answered with the id of its job."""
         self.open_plans = SCHEDULES
@@ -237,16 +244,35 @@ class Workload:
             wait_seconds=wait_s,
             claim_id=claim_id,
         )
+        calls = self.claims[claim_key(name, claim_id)] = []
+        if not self.calm and rng.random() < 0.2:
+            self._run(self._stray(name, request, calls))
         for _ in range(6):
-            call: Call = yield self._ask(
-                name, "claim", lambda service: service.claim(request), patience_us=PATIENCE_US + int(wait_s * SECOND)
-            )
+            call: Call = yield self._ask_claim(name, request, calls, hurried=not self.calm and rng.random() < 0.3)
             if call.how == OK:
-                if not call.value.jobs and not wait_s:
+                if not call.value.jobs and not request.wait_seconds:
                     yield SECOND
                 return call
-            yield self._backoff_us()
+            if call.value != "timed out" or self.calm:
+                yield self._backoff_us()
+                continue
+            if rng.random() < 0.3:
+                return None  # nobody asks for it any more
+            yield int(SOON_US * rng.random())
+            if rng.random() < 0.5:
+                request = msgspec.structs.replace(request, wait_seconds=0.0)
         return None
+
+    def _ask_claim(self, name: str, request: wire.ClaimRequest, calls: list[Call], *, hurried: bool) -> Effect:
+        """Given up soon when `hurried`."""
+        patience_us = PATIENCE_US + int(request.wait_seconds * SECOND)
+        if hurried:
+            patience_us = max(MILLISECOND, int(SOON_US * self.rng.random()))
+        return self._ask(name, "claim", lambda service: service.claim(request), patience_us=patience_us, note=calls)
+
+    def _stray(self, name: str, request: wire.ClaimRequest, calls: list[Call]) -> Script:
+        """A claim sent once more by something on the way, which does not wait for the answer."""
+        yield self._ask_claim(name, request, calls, hurried=True)
 
     def _note_grant(self, name: str, call: Call, asked_us: int, claimed: wire.ClaimedJob) -> tuple[Job, Grant]:
         job = self.book.get(claimed.id) or self._note_scheduled(claimed)

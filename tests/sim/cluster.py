@@ -99,7 +99,8 @@ class Cluster:
             machine.clock.wall_offset_ms = operator_rng.randint(-HONEST_MS, HONEST_MS)
         self.edge = Edge(self.world, dice("edge"), self.machines)
         self.workload = Workload(self.world, self.edge, dice("callers"), self.ids)
-        self.judge = Judge(self.world, self.workload.book, self.workload.schedules, self.workload.triggered)
+        workload = self.workload
+        self.judge = Judge(self.world, workload.book, workload.schedules, workload.triggered, workload.claims)
         self.edge.max_applied = lambda: self.judge.max_applied
         self.edge.on_answer = self.judge.on_answer
         self.tell: Callable[[str], None] = lambda line: None

@@ -7,6 +7,7 @@ brackets (S5, L3) are those of the table of properties in README.md.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Final
 from zlib import crc32
 
@@ -17,6 +18,7 @@ from tests.sim.world import MILLISECOND, SECOND, World
 
 from horae.wire import Event
 from horae_node.core import views
+from horae_node.core.changes import ClaimRecorded, JobChanged
 from horae_node.core.digest import every_row
 from horae_node.core.invariants import check_invariants
 from horae_node.core.model import FINISHED, LINKS_VERSION, Fate, JobSpec, Run, State
@@ -41,6 +43,12 @@ DELAY_SLACK_MS: Final = 2500
 SILENCE_MS: Final = 500
 """Between two entries of a cluster that is at work there is less."""
 
+GONE_US: Final = 50 * MILLISECOND
+"""After so long a node knows that a caller hung up."""
+
+ENTRIES_AFTER: Final = 4
+"""What is given back leaves with the next entry or the one after it."""
+
 EVENTS_SHOWN: Final = 2000
 """Of each node, at the end."""
 
@@ -50,9 +58,15 @@ DRIFT: Final = 0.002
 
 class Judge:
     def __init__(
-        self, world: World, book: dict[str, Job], schedules: dict[str, list[Call]], triggered: list[Call]
+        self,
+        world: World,
+        book: dict[str, Job],
+        schedules: dict[str, list[Call]],
+        triggered: list[Call],
+        claims: dict[bytes, list[Call]],
     ) -> None:
         self.world = world
+        self.claims = claims
         self.book = book
         self.schedules = schedules
         self.triggered = triggered
@@ -68,6 +82,10 @@ class Judge:
         self._tokens: dict[int, int] = {}
         self._granted_us: dict[str, list[tuple[int, int]]] = {}
         """By job: (token, when first applied)."""
+        self._claimed: dict[tuple[int, int], tuple[bytes, int]] = {}
+        """By job and token: the claim's key, and the epoch in which it was granted."""
+        self._entries_us: deque[int] = deque(maxlen=ENTRIES_AFTER)
+        """When the last entries were first applied."""
         self._entry_us = 0
         self._silences_ms = 0
         """How long the cluster has written nothing since its time was last right."""
@@ -118,6 +136,8 @@ class Judge:
             self.report(f"entry {index} was applied after {self.max_applied} [S20]")
         self.max_applied = max(self.max_applied, index)
         lag_ms = self._check_time(views.meta(view).now_ms)
+        self._check_claims(views.meta(view).epoch, outcome)
+        self._entries_us.append(self.world.now_us)
         self.fates.on_entry(index, self.world.true_wall_ms(), outcome, lambda: node.entry(index))
         for one in outcome.outcomes:
             if isinstance(one, Granted):
@@ -131,6 +151,20 @@ class Judge:
                         self._early.add(spec.id)
             elif isinstance(one, Rejected):
                 self.count(one.code)
+
+    def _check_claims(self, epoch: int, outcome: EntryOutcome) -> None:
+        """By the contract: what a claim was granted does not wait for its lease when no call of it was answered."""
+        for change in outcome.changes:
+            if isinstance(change, ClaimRecorded):
+                self._claimed.update(dict.fromkeys(change.record.grants, (change.key, epoch)))
+            elif isinstance(change, JobChanged) and change.after.lost > change.before.lost:
+                key, granted_in = self._claimed.get((change.handle.seq, change.before.token), (b"", 0))
+                calls = self.claims.get(key, [])
+                if not calls or granted_in != epoch or any(call.written for call in calls):
+                    continue
+                left_us = max(call.end_us or self.world.now_us for call in calls) + GONE_US
+                if len(self._entries_us) == ENTRIES_AFTER and self._entries_us[0] > left_us:
+                    self.report(f"the lease of job {change.handle.seq} ran out, and all calls of {key!r} hung up")
 
     def _check_time(self, cluster_ms: int) -> int:
         """How far cluster time lags, ms. A leader that was restarted cannot know how long an outage was, if of all whom

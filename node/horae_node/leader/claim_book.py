@@ -31,10 +31,11 @@ class RepeatableClaim:
     `calls`: those that wait, or whose outcome is not known. `handed`: serials of the answers with its jobs that were
     delivered, or may have been. `lost`: jobs that no answer delivered, while calls are open. `kept`: answers are not
     all known here, by an earlier reign or because they were forgotten: leases decide. `given_up`: its jobs are on their
-    way back. Both, and `handed`, are of the grant with that `token`.
+    way back. `left_over`: an answer had no room for some, and left them to an open call. All but `calls` are of the
+    grant with that `token`.
     """
 
-    __slots__ = ("answers", "calls", "given_up", "handed", "kept", "key", "lost", "token")
+    __slots__ = ("answers", "calls", "given_up", "handed", "kept", "key", "left_over", "lost", "token")
 
     def __init__(self, key: Key) -> None:
         self.key = key
@@ -43,12 +44,13 @@ class RepeatableClaim:
         self.answers = 0
         self.token = 0
         self.lost: Grants = ()
-        self.kept = self.given_up = False
+        self.kept = self.given_up = self.left_over = False
 
     def turn_to(self, token: int, *, kept: bool) -> None:
         """What is known is of this grant from now on."""
         self.token = token
-        self.kept, self.given_up = kept, False
+        self.kept = kept
+        self.given_up = self.left_over = False
         self.handed.clear()
         self.lost = ()
 
@@ -83,6 +85,11 @@ class ClaimBook:
         """The other open calls of its claim."""
         claim = waiter.claim
         return [] if claim is None else [call for call in claim.calls if call is not waiter]
+
+    def matters_to_others(self, waiter: Waiter) -> bool:
+        """Whether jobs of other calls go back, or may, once this one is over."""
+        claim = waiter.claim
+        return claim is not None and (len(claim.calls) > 1 or claim.lost != ())
 
     def is_granted(self, waiter: Waiter, granted: Granted) -> Grants:
         """Note what an entry granted it. What of that it may have: nothing of what is on its way back."""
@@ -142,10 +149,10 @@ class ClaimBook:
     def lose_rest(self, serial: int, rest: Grants) -> Grants:
         """The answer of that call has no room for these; its other jobs are in it."""
         claim = self._answers.get(serial)
-        if claim is None or claim.kept or claim.handed != [serial]:
+        if claim is None or claim.kept or (claim.handed != [serial] and not claim.left_over):
             return ()  # whoever was answered before has them, or has given them back
         if claim.calls:
-            claim.lost = rest
+            claim.lost, claim.left_over = rest, True
             return ()
         return rest
 

@@ -220,7 +220,8 @@ class LeaderSession:
             line.clear()
         for waiter in self.waiters.remove_all():
             if not waiter.in_flight:
-                self._end_call(waiter)
+                if self._claims.matters_to_others(waiter):
+                    self._end_call(waiter)  # at once: an orderly stop waits for what goes back, not for answers
                 self._dismissed.append((waiter, why))
         if self._dismissing is None:
             self._tell_dismissed()
@@ -484,7 +485,7 @@ class LeaderSession:
         granted = done.result()[0]
         assert isinstance(granted, Granted)
         grants = self._claims.is_granted(waiter, granted)
-        if grants or waiter.expired:
+        if grants or waiter.expired or waiter.abandoned:
             self._finish(waiter, grants)
         elif not (self.granting and waiter.ticket):
             self._finish(waiter, NotApplied("no_leader", "this node no longer leads; ask the new leader"))

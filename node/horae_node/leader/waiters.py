@@ -21,7 +21,7 @@ Grants = tuple[tuple[int, int], ...]
 
 NAMES_MAX = 200_000
 """Names of queues that all parked claims wait on together: ten each for as many as may park, or 200 claims of the
-longest lists. Where all are long and different they take some 80 MB."""
+longest lists. Where all are long and different they take some 100 MB, requests included."""
 
 NAMES_RETRY_S = 1
 """Waits end after a minute at the most: places for thousands of names come free each second."""

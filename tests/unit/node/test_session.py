@@ -760,6 +760,45 @@ async def test_what_an_answer_had_no_room_for_goes_back_unless_another_has_it(mo
         assert (await node.service.job("b")).state == "running"
 
 
+@pytest.mark.parametrize("end", ["hung up", "answered"])
+async def test_what_an_answer_had_no_room_for_is_left_to_the_call_that_is_open(
+    monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(service, "CLAIM_BYTES_MAX", 1)
+    node = await OneNode().open()
+    for job_id in ("b", "a"):
+        await node.submit(id=job_id, payload=msgspec.Raw(b'"x"'))
+    node.raft.hold = True
+    first = node.claim(claim_id="c1", max_jobs=2)
+    await settle()
+    repeat = node.claim("elsewhere", claim_id="c1", max_jobs=2)
+    await settle()
+    node.raft.commit_all()  # what the repeat asks for then is held up
+    assert [job.id for job in await first] == ["b"]
+    assert (await node.service.job("a")).state == "running"
+    if end == "hung up":
+        await hang_up(repeat)
+    await commit(node)
+    assert end == "hung up" or [job.id for job in await repeat] == ["b"]
+    await assert_gone_back(node)
+    assert (await node.service.job("b")).state == "running"
+
+
+@pytest.mark.parametrize("claim_id", ["c1", None])
+async def test_who_hangs_up_under_way_and_is_granted_nothing_is_forgotten(claim_id: str | None) -> None:
+    """It was parked again, for nobody and without an end, and asked for jobs that then had to go back."""
+    node = await OneNode().open()
+    await node.submit(id="a")
+    node.raft.hold = True
+    cancelling, gone = asyncio.create_task(node.service.cancel("a")), node.claim(claim_id=claim_id)
+    await settle()
+    assert last_commands(node) == ["CancelJob", "ClaimJobs"]
+    await hang_up(gone)
+    await commit(node)
+    assert (await cancelling).state == "cancelled"
+    assert (len(node.session.waiters), len(node.session._claims)) == (0, 0)
+
+
 async def test_calls_of_one_claim_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claim_book, "CALLS_MAX", 3)
     node = await OneNode().open()
@@ -813,6 +852,28 @@ async def test_a_draining_session_answers_who_waits_and_still_takes_grants_back(
     await idle
     job = await node.service.job("a")
     assert (job.state, job.attempt) == ("ready", 0)
+
+
+async def test_a_draining_session_gives_back_what_a_repeat_that_waits_might_have_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also when that one is answered later."""
+    monkeypatch.setattr(session, "DISMISSED_A_PASS", 1)
+    node = await OneNode().open()
+    gone = await under_way(node)
+    others = [node.claim("other") for _ in range(100)]
+    repeat = node.claim("other", claim_id="c1")
+    await hang_up(gone)
+    node.session.drain()
+    idle = asyncio.create_task(node.proposer.wait_idle())
+    node.raft.hold = False
+    node.raft.commit_all()
+    await idle
+    assert not repeat.done()
+    await assert_gone_back(node)
+    for claim in (*others, repeat):
+        with pytest.raises(NotApplied):
+            await claim
 
 
 @pytest.mark.parametrize("stored", [True, False])
