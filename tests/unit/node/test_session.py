@@ -771,7 +771,7 @@ async def test_what_an_answer_had_no_room_for_is_left_to_the_call_that_is_open(
     node.raft.hold = True
     first = node.claim(claim_id="c1", max_jobs=2)
     await settle()
-    repeat = node.claim("elsewhere", claim_id="c1", max_jobs=2)
+    repeat = node.claim(claim_id="c1", max_jobs=2)
     await settle()
     node.raft.commit_all()  # what the repeat asks for then is held up
     assert [job.id for job in await first] == ["b"]
