@@ -33,7 +33,7 @@ async def claim_jobs(service: Service, call: Call) -> Answer:
         for position, queue in enumerate(request.queues):
             call.holder.require_queue(queue, f"/queues/{position}")
         request = replace(request, claim_id=_own_claim_id(request.claim_id, call.holder.queues))  # may be passed on yet
-    delivery = await service.claim(request)
+    delivery = await service.claim(request, call.headers.get(PASSED_ON_BY, ""))
     try:
         answer = await codec.answer_in_turns(delivery.answer, "jobs", call.packed_out)
     except asyncio.CancelledError:

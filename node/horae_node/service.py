@@ -627,13 +627,17 @@ class Service:
 
     # ------------------------------------------------------------------ workers
 
-    async def claim(self, request: wire.ClaimRequest) -> Delivery:
-        """Wait for jobs. A cancelled caller (hung up) gives its jobs back by itself, the attempt not counted."""
+    async def claim(self, request: wire.ClaimRequest, via: str = "") -> Delivery:
+        """Wait for jobs. A cancelled caller (hung up) gives its jobs back by itself, the attempt not counted.
+
+        `via`: the node that passed it on: nothing is granted there while that hangs, or is cut off.
+        """
         self._proposer.require_room(Rank.NEW)
         if not self._session.granting:
             raise NotApplied("no_leader", "this node does not lead")
         with self._parked.one():
-            waiter = self._session.park(translate.claim_command(request), translate.span_ms(request.wait_seconds))
+            wait_ms = translate.span_ms(request.wait_seconds)
+            waiter = self._session.park(translate.claim_command(request), wait_ms, via)
             names = waiter.command.queues
             request.queues = [*names]  # the same, but shared by all who ask for them, while it is kept for the answer
             self._book.saw(request.worker, self._now_s(), names)

@@ -263,7 +263,7 @@ class FakeService:
         await self._enter("hand_over", node_id)
         return wire.LeaderView(node_id, None)
 
-    async def claim(self, request: wire.ClaimRequest) -> FakeDelivery:
+    async def claim(self, request: wire.ClaimRequest, via: str = "") -> FakeDelivery:
         await self._enter("claim", request)
         return self.claimed
 

@@ -139,13 +139,13 @@ class OneNode:
         request = msgspec.convert({"task": "t", **keys}, wire.SubmitRequest)
         return (await self.service.submit(request))[0]
 
-    def claim(self, *queues: str, **keys: Any) -> asyncio.Task[list[wire.ClaimedJob]]:
+    def claim(self, *queues: str, via: str = "", **keys: Any) -> asyncio.Task[list[wire.ClaimedJob]]:
         """Begin to claim; the task ends with the jobs."""
         body = {"worker": "w", "queues": list(queues) or ["default"], "wait_seconds": 30, **keys}
         request = msgspec.convert(body, wire.ClaimRequest)
 
         async def jobs() -> list[wire.ClaimedJob]:
-            return (await self.service.claim(request)).answer.jobs
+            return (await self.service.claim(request, via)).answer.jobs
 
         return asyncio.create_task(jobs())
 

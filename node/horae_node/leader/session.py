@@ -38,7 +38,7 @@ from horae_node.leader.claim_book import ClaimBook
 from horae_node.leader.scheduler import Scheduler
 from horae_node.leader.waiters import Grants, Waiter, Waiters
 from horae_node.proposer import COMMIT_DEADLINE_MS, Chunk, Plan, Proposer
-from horae_node.raft.port import Raft
+from horae_node.raft.port import PeerStatus, Raft
 
 QUEUES_REMEMBERED = 10_000
 """Names of queues that were looked at and had nothing; past them it looks anew, which costs a look-up a claim."""
@@ -71,6 +71,15 @@ QUEUES_LOOKED_MAX = 1000
 DROPPED_ROW_BYTES = 400
 """What a row that goes with a job counts, in bytes of specs: it takes some two microseconds, and a job that waits for a
 hundred others has a hundred."""
+
+SILENT_MS = 1000
+"""A node that was not heard of for so long hangs, or is cut off: ten heartbeats."""
+
+HEARD_AGAIN_MS = 100
+"""How long what is known of that counts."""
+
+LOOK_AGAIN_MS = 500
+"""Between two looks at jobs for which nobody waits but callers of such nodes."""
 
 SHORT_WAIT_MS = 5
 """A claim that waited less is not worth a look at when its job fell due."""
@@ -156,6 +165,10 @@ class LeaderSession:
         self._dismissed: deque[tuple[Waiter, NotApplied]] = deque()
         """Claims that have left, and are to be told why."""
         self._dismissing: asyncio.Handle | None = None
+        self._silent: frozenset[str] = frozenset()
+        self._heard_until_ms = 0
+        self._passed_over: dict[str, None] = {}
+        self._passing: asyncio.TimerHandle | None = None
         self._until_token: dict[str, asyncio.TimerHandle] = {}
         """Queues whose rate alone holds them up while somebody waits for their jobs."""
 
@@ -243,11 +256,12 @@ class LeaderSession:
         if not self.open:
             return
         self.open = False
-        for timer in (self._timer, self._arming, *self._until_token.values()):
+        for timer in (self._timer, self._arming, self._passing, *self._until_token.values()):
             if timer is not None:
                 timer.cancel()
-        self._timer = self._arming = None
+        self._timer = self._arming = self._passing = None
         self._until_token.clear()
+        self._passed_over.clear()
         gone = NotApplied("no_leader", "this node no longer leads; ask the new leader")
         self._proposer.fail_queued(gone)
         self._claims.clear()
@@ -411,9 +425,33 @@ class LeaderSession:
         for waiter in self.waiters.idle(queue):
             if available <= 0:
                 break
+            if waiter.via and waiter.via in self._silent_members():
+                self._pass_over(queue)
+                continue
             available -= waiter.command.max_jobs
             picked.append(waiter)
         return picked
+
+    def _silent_members(self) -> frozenset[str]:
+        """Nodes that nothing was heard of for a while: what callers there are granted nobody gets."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._heard_until_ms:
+            peers = self._raft.status().peers
+            self._silent = frozenset(node_id for node_id, peer in peers.items() if _is_silent(peer))
+            self._heard_until_ms = now_ms + HEARD_AGAIN_MS
+        return self._silent
+
+    def _pass_over(self, queue: str) -> None:
+        """Somebody is passed over there: look again soon, for his node may be heard again."""
+        self._passed_over[queue] = None
+        if self._passing is None:
+            self._passing = self._loop.call_later(LOOK_AGAIN_MS / 1000, self._on_passing)
+
+    def _on_passing(self) -> None:
+        self._passing = None
+        queues, self._passed_over = self._passed_over, {}
+        self._check.update(dict.fromkeys(queue for queue in queues if self.waiters.waits_on(queue)))
+        self._proposer.kick()
 
     def _on_token(self, queue: str) -> None:
         """The queue's rate lets one more through, or nearly: then this is set again."""
@@ -518,8 +556,9 @@ class LeaderSession:
 
     # ------------------------------------------------------------------ claims
 
-    def park(self, command: ClaimJobs, wait_ms: int) -> Waiter:
-        """A claim begins to wait; its future ends with the grants, empty at the end of the wait.
+    def park(self, command: ClaimJobs, wait_ms: int, via: str = "") -> Waiter:
+        """A claim begins to wait; its future ends with the grants, empty at the end of the wait. `via`: the node that
+        passed it on. While nothing is heard of that, others get the jobs.
 
         The future raises `NotApplied("no_leader")` when leadership is lost first, and `OutcomeUnknown` when a call of
         the same claim may have been granted jobs, and it cannot be told in time which.
@@ -528,7 +567,7 @@ class LeaderSession:
         repeats.
         """
         self.waiters.require_room(command.queues)
-        waiter = Waiter(command, self._clock.monotonic_ms(), self._loop.create_future())
+        waiter = Waiter(command, self._clock.monotonic_ms(), self._loop.create_future(), via=via)
         if command.claim_id:
             waiter.claim = self._claims.claim(command)
             waiter.claim.calls.append(waiter)
@@ -672,6 +711,10 @@ class LeaderSession:
         ]
         if releases:
             self._proposer.send_kept(releases)
+
+
+def _is_silent(peer: PeerStatus) -> bool:
+    return not peer.connected or peer.last_heard_ms is None or peer.last_heard_ms > SILENT_MS
 
 
 def _weight(waiter: Waiter) -> int:

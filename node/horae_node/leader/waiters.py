@@ -32,7 +32,8 @@ class Waiter:
     """One claim. `asked`: the queues whose ready jobs an entry under way asks for on its behalf.
 
     `ticket`: its place while it waits, else 0; `serial`: the same number, kept. `claim`: its calls, if it has an id.
-    `in_doubt`: it was told that the outcome is not known, which may yet come.
+    `via`: the node that passed it on, if one did. `in_doubt`: it was told that the outcome is not known, which may yet
+    come.
     """
 
     command: ClaimJobs
@@ -41,6 +42,7 @@ class Waiter:
     ticket: int = 0
     serial: int = 0
     asked: tuple[str, ...] = ()
+    via: str = ""
     in_flight: bool = False
     in_doubt: bool = False
     claim: RepeatableClaim | None = field(default=None, repr=False)

@@ -25,6 +25,7 @@ from horae_node.core.invariants import check_invariants
 from horae_node.core.model import SCHEDULES_VERSION
 from horae_node.errors import NotApplied, OutcomeUnknown
 from horae_node.leader import claim_book, session, waiters
+from horae_node.raft.port import PeerStatus
 from horae_node.service import Refused
 
 EVERY_MINUTE = {"every_seconds": 60, "job": {"task": "t", "lease_seconds": 3600}}
@@ -1173,3 +1174,57 @@ async def test_what_an_older_build_does_not_know_is_not_proposed(monkeypatch: py
             await call
     await settle()
     assert len(node.raft.entries) == entries
+
+
+# ---------------------------------------------------------------- nodes that hang
+
+
+def peer(*, connected: bool = True, last_heard_ms: int | None = 0) -> PeerStatus:
+    return PeerStatus(connected, 0, last_heard_ms)
+
+
+@pytest.mark.parametrize(
+    "silent",
+    [peer(last_heard_ms=session.SILENT_MS + 1), peer(connected=False), peer(last_heard_ms=None)],
+    ids=["hangs", "is cut off", "was never heard"],
+)
+async def test_callers_at_a_node_that_is_silent_are_passed_over(silent: PeerStatus) -> None:
+    """Four jobs of four workers behind a hung follower were granted to nobody, one after the other, and died of it."""
+    node = await OneNode().open()
+    node.raft.peers = {"n2": peer(), "n3": peer()}
+    behind, beside = node.claim(via="n2"), node.claim(via="n3")
+    await settle()
+    node.raft.peers["n2"] = silent
+    await node.pass_ms(session.HEARD_AGAIN_MS)
+    first = await node.submit()
+    assert [job.id for job in await beside] == [first.id]
+    second = await node.submit()
+    await settle()
+    assert not behind.done()
+    assert (await node.service.job(second.id)).state == "ready"
+    assert [job.id for job in await node.claim()] == [second.id], "whoever comes by another way gets it"
+
+
+async def test_who_was_passed_over_is_served_once_his_node_is_heard_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "LOOK_AGAIN_MS", 1)
+    monkeypatch.setattr(session, "HEARD_AGAIN_MS", 0)
+    node = await OneNode().open()
+    node.raft.peers = {"n2": peer(connected=False), "n3": peer()}
+    claim = node.claim(via="n2")
+    job = await node.submit()
+    await settle()
+    assert not claim.done()
+    node.raft.peers["n2"] = peer()
+    assert [each.id for each in await claim] == [job.id]
+
+
+async def test_a_reign_that_ends_looks_no_more_for_who_was_passed_over() -> None:
+    node = await OneNode().open()
+    node.raft.peers = {"n2": peer(connected=False)}
+    claim = node.claim(via="n2")
+    await node.submit()
+    await settle()
+    node.session.close()
+    with pytest.raises(NotApplied):
+        await claim
+    assert node.session._passing is None
