@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -232,3 +233,42 @@ async def test_what_waits_at_a_leader_that_falls_silent_with_another_node(
             cluster.resume(node)
         await cluster.wait_ready()
     assert [end.code for end in ends] == ["outcome_unknown", "outcome_unknown", "no_leader"]
+
+
+async def test_workers_behind_a_follower_that_hangs_take_no_jobs(cluster: Cluster, q: Queue) -> None:
+    """Each of four jobs' leases ran out there, and the job was dead as a poison pill, though it never ran."""
+    leader, hung = await cluster.leader(), await cluster.follower()
+    at_leader = replace(q, url=leader.url)
+    behind = [
+        asyncio.create_task(replace(q, url=hung.url).claim(worker=f"behind-{n}", wait_seconds=30)) for n in range(4)
+    ]
+    await waiting_claims(cluster, leader, 4)
+    cluster.pause(hung)
+    try:
+
+        async def silent() -> bool:
+            view = (await cluster.api.call("GET", "/v1/cluster", url=leader.url)).expect(200)
+            (member,) = [member for member in view["members"] if member["node"] == hung.name]
+            return bool(member["last_heard_seconds"] > 1.2)
+
+        await poll(f"nothing is heard of {hung.name}", silent)
+        beside = asyncio.create_task(at_leader.claim_one(worker="beside"))
+        await waiting_claims(cluster, leader, 5)
+        job = await at_leader.submit(lease_seconds=1, max_lost=1)
+        held = await beside
+        assert (held["id"], held["attempt"]) == (job["id"], 1)
+        assert (await at_leader.end("complete", held)).expect(200)["lost"] == 0
+    finally:
+        cluster.resume(hung)
+    later = await at_leader.submit()
+    (taken,) = [job for jobs in await _first_done(behind) for job in jobs]
+    assert taken["id"] == later["id"], "heard again, it is served"
+
+
+async def _first_done(claims: list[asyncio.Task[list[Any]]]) -> list[list[Any]]:
+    """What those have that were answered first; the others hang up."""
+    done, rest = await asyncio.wait(claims, return_when=asyncio.FIRST_COMPLETED, timeout=DEADLINE_SECONDS)
+    for claim in rest:
+        claim.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
+    return [claim.result() for claim in done]
