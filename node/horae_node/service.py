@@ -353,7 +353,10 @@ class Service:
                 pass  # the next has its turn a pass later
         self._proposer.require_room(Rank.NEW)
         now_ms = self._session.now_ms()
-        commands = [translate.submit_command(request, now_ms) for request in requests]
+        commands = []
+        for request in requests:
+            commands.append(translate.submit_command(request, now_ms))
+            await self._pace.took(wire.payload_bytes(request))  # each was read once more, to know it by its content
         self._counter("submit").inc(len(commands))
         due_now = _due_now(commands, now_ms)
         if atomic:

@@ -227,6 +227,11 @@ class SubmitRequest(Request):
             )
 
 
+def payload_bytes(job: SubmitRequest) -> int:
+    """Of a job, and of those that are to follow it."""
+    return len(job.payload) + (0 if job.then is None else payload_bytes(job.then))
+
+
 def _require_links(request: SubmitRequest) -> None:
     if request.on_failure is not None and not request.after:
         raise Contradiction("on_failure", "has no meaning without `after`: leave it out")
