@@ -8,7 +8,6 @@ is; for a MessagePack caller it is turned there and back here. Not here: what a 
 from __future__ import annotations
 
 import copy
-import gc
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -23,6 +22,7 @@ from horae import wire
 from horae_http import errors
 from horae_http.answer import JSON, MSGPACK, Answer
 from horae_http.errors import Failure
+from horae_node.garbage import uncollected
 from horae_node.turns import let_others
 
 T = TypeVar("T", bound=Struct)
@@ -35,7 +35,6 @@ _NEGOTIATED_MAX = 256
 
 WHOLE_BYTES_MAX: Final = 64 * 1024
 """A body that is read in one go, and how much of a larger one is read before others have their turn: some 10 ms."""
-_COLLECTED_BYTES_MAX: Final = 16 * 1024
 _SMALL_BYTES: Final = 1024
 """A text too short to hold anything that must be looked at with care."""
 RAW_TIMES_MAX: Final = 4
@@ -220,8 +219,11 @@ class Turn:
 
     def is_over(self, value: Raw | UnsetType) -> bool:
         """Count `value`; True when it is time to `let_others`: the next turn begins then."""
-        if not isinstance(value, UnsetType):
-            self._bytes += len(value)
+        return self.took(0 if isinstance(value, UnsetType) else len(value))
+
+    def took(self, more_bytes: int) -> bool:
+        """As `is_over`."""
+        self._bytes += more_bytes
         if self._bytes < WHOLE_BYTES_MAX:
             return False
         self._bytes = 0
@@ -277,7 +279,8 @@ def opaque(value: Raw, packed: bool, bytes_max: int, pointer: str) -> Raw:
         return value
     require_bytes(value, bytes_max * (PACKED_TIMES_MAX if packed else RAW_TIMES_MAX), pointer)
     try:
-        text = _uncollected(value, _text_of_packed if packed else _text_of_json, bytes_max)
+        with uncollected(len(memoryview(value))):
+            text = (_text_of_packed if packed else _text_of_json)(value, bytes_max)
     except msgspec.ValidationError as error:
         raise errors.field_failure("invalid", pointer, f"holds a number out of range: {error}") from error
     except msgspec.DecodeError as error:
@@ -299,17 +302,6 @@ _TOO_DEEP: Final = f"is nested deeper than {wire.JSON_DEPTH_MAX} levels"
 _NOT_JSON: Final = (
     "holds what JSON cannot say: binary, a timestamp, an extension, NaN, infinity or a key that is no text"
 )
-
-
-def _uncollected(value: Raw, read: Callable[[Raw, int], bytes], bytes_max: int) -> bytes:
-    """What is decoded is a tree: to search a million young lists for cycles takes ten times as long as making them."""
-    if len(memoryview(value)) < _COLLECTED_BYTES_MAX or not gc.isenabled():
-        return read(value, bytes_max)
-    gc.disable()
-    try:
-        return read(value, bytes_max)
-    finally:
-        gc.enable()
 
 
 def _text_of_json(value: Raw, bytes_max: int) -> bytes:
@@ -388,11 +380,10 @@ def _native(view: Any) -> Any:
 
 def _repacked(text: Raw) -> Raw:
     """At once, so that no more than one value is there decoded."""
-    return _PACKED_NULL if text == wire.NULL else Raw(_uncollected(text, _packed_of_text, 0))
-
-
-def _packed_of_text(text: Raw, _: int) -> bytes:
-    return _pack_encode(_json_decode(text))
+    if text == wire.NULL:
+        return _PACKED_NULL
+    with uncollected(len(memoryview(text))):
+        return Raw(_pack_encode(_json_decode(text)))
 
 
 def _native_job(view: wire.JobView) -> wire.JobView:

@@ -163,7 +163,7 @@ async def submit_batch(service: Service, call: Call) -> Answer:
     earlier: set[str] = set()
     for position, job in list(batch.jobs.items()):
         prefix = f"/jobs/{position}" if batch.atomic else ""
-        if turn.is_over(job.payload):
+        if turn.took(wire.payload_bytes(job)):
             await let_others()
         try:
             settle_payloads(call, job, prefix)

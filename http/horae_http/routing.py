@@ -24,6 +24,7 @@ from horae_http.codec import WHOLE_BYTES_MAX, BodyReader
 from horae_http.errors import Failure
 from horae_node.service import Service
 from horae_node.shedding import Rank
+from horae_node.turns import let_others
 
 QUERY_FIELDS_MAX = 32
 PASSED_ON_BY: Final = "Horae-Passed-On-By"
@@ -170,7 +171,10 @@ async def read_body(route: Route, raw: bytes, packed: bool) -> Any:
     """The call's body made of its bytes. Raises: `Failure`."""
     if not raw and not route.body_required:
         return route.request()
-    if route.read_in_turns is None or len(raw) <= WHOLE_BYTES_MAX:
+    if len(raw) <= WHOLE_BYTES_MAX:
+        return route.read(raw, packed)
+    if route.read_in_turns is None:
+        await let_others()
         return route.read(raw, packed)
     return await route.read_in_turns(raw, packed)
 

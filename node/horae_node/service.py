@@ -343,6 +343,8 @@ class Service:
         self._proposer.require_room(Rank.NEW)
         now_ms = self._session.now_ms()
         command = translate.submit_command(request, now_ms)
+        if (never := self._never_runs(command, now_ms)) is not None:
+            raise never
         outcome = await self._proposer.run_one(command, _due_now((command,), now_ms))
         self._counter("submit").inc()
         if isinstance(outcome, Rejected):
@@ -365,8 +367,19 @@ class Service:
                 pass  # the next has its turn a pass later
         self._proposer.require_room(Rank.NEW)
         now_ms = self._session.now_ms()
-        commands = [translate.submit_command(request, now_ms) for request in requests]
+        commands = []
+        for request in requests:
+            commands.append(translate.submit_command(request, now_ms))
+            await self._pace.took(wire.payload_bytes(request))  # each was read once more, to know it by its content
         self._counter("submit").inc(len(commands))
+        never = {
+            place: refused
+            for place, command in enumerate(commands)
+            if (refused := self._never_runs(command, now_ms, f"/jobs/{place}" if atomic else "")) is not None
+        }
+        if atomic and never:
+            raise next(iter(never.values()))
+        commands = [command for place, command in enumerate(commands) if place not in never]
         due_now = _due_now(commands, now_ms)
         if atomic:
             outcome = await self._proposer.run_one(SubmitBatch(tuple(commands)), due_now)
@@ -376,8 +389,26 @@ class Service:
             assert isinstance(outcome, BatchSubmitted)
             results: Sequence[Outcome | NotApplied | OutcomeUnknown] = outcome.jobs
         else:
-            results = await self._proposer.run(commands, due_now)
-        return await self._submitted_all(results, commands)
+            results = await self._proposer.run(commands, due_now) if commands else ()
+        made = iter(await self._submitted_all(results, commands))
+        return [never[place] if place in never else next(made) for place in range(len(requests))]
+
+    def _never_runs(self, command: SubmitJob, now_ms: int, pointer: str = "") -> Refused | None:
+        """Why a new job of this command would expire before it is due. None for what may be there already: what was in
+        time once has less time left when it is sent again."""
+        spec, run_at_ms, delay_ms, _ = command
+        if spec.ttl_ms is not None and run_at_ms is not None and run_at_ms >= now_ms + spec.ttl_ms:
+            why = "ttl_seconds", "counts from now, and ends before `run_at`: the job would never run"
+        elif run_at_ms is None and spec.expires_at_ms is not None and now_ms < spec.expires_at_ms <= now_ms + delay_ms:
+            why = "expires_at", "is not after the end of `delay_seconds`: the job would never run"
+        else:
+            return None
+        view = self._applier.view
+        if view.get(id_key(spec.id)) is not None:
+            return None
+        if spec.unique_key is not None and views.holder(view, spec.queue, spec.unique_key) is not None:
+            return None
+        return Refused("invalid", why[1], f"{pointer}/{why[0]}")
 
     async def _submitted_all(
         self, results: Sequence[Outcome | NotApplied | OutcomeUnknown], commands: Sequence[SubmitJob]

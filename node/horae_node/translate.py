@@ -21,6 +21,7 @@ from horae_node.core.commands import ClaimJobs, CompleteJob, FailJob, HeartbeatL
 from horae_node.core.model import NO_SETTINGS, Follower, JobSpec, Links, OnFailure, ScheduleSpec
 from horae_node.core.tables import linked, spec_of
 from horae_node.cron import Rule
+from horae_node.garbage import uncollected
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NULL = b"null"
@@ -126,7 +127,8 @@ def _linked_content(request: wire.SubmitRequest, bare: SubmitJob, then: bytes) -
 
 def _content_hash(spec: JobSpec, payload: bytes, run_at_ms: int | None, delay_ms: int, *links: object) -> bytes:
     """16 bytes that say what was submitted: white space and the order of keys in the payload do not count."""
-    canonical = payload if len(payload) <= 4 else _encode_canonical(_decode_json(payload))
+    with uncollected(len(payload)):
+        canonical = payload if len(payload) <= 4 else _encode_canonical(_decode_json(payload))
     content = canonical, *spec[:3], *spec[4:], run_at_ms, delay_ms, *links
     return blake2b(codec.pack_value(content), digest_size=16).digest()
 

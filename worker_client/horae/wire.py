@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
@@ -219,12 +219,27 @@ class SubmitRequest(Request):
             _require_moment("expires_at", self.expires_at)
             if self.ttl_seconds is not None:
                 raise Contradiction("ttl_seconds", "cannot be given together with `expires_at`: leave one of them out")
-            if self.run_at is not None and self.expires_at <= self.run_at:
+            if self.run_at is not None and _moment_ms(self.expires_at) <= _moment_ms(self.run_at):
                 raise Contradiction("expires_at", "is not after `run_at`: the job would never run")
-        if self.ttl_seconds is not None and self.delay_seconds is not None and self.ttl_seconds <= self.delay_seconds:
+        if self.delay_seconds is not None and _is_over_by(self.ttl_seconds, self.delay_seconds):
             raise Contradiction(
                 "ttl_seconds", "counts from the moment that the delay does, and ends before it: the job would never run"
             )
+
+
+def _is_over_by(ttl_seconds: float | None, delay_seconds: float) -> bool:
+    """In whole milliseconds, as both are kept."""
+    return ttl_seconds is not None and round(ttl_seconds * 1000) <= round(delay_seconds * 1000)
+
+
+def _moment_ms(moment: datetime) -> int:
+    """As it is kept: a finer part counts as a whole one more."""
+    return -((MOMENT_MIN - moment) // timedelta(milliseconds=1))
+
+
+def payload_bytes(job: SubmitRequest) -> int:
+    """Of a job, and of those that are to follow it."""
+    return len(job.payload) + (0 if job.then is None else payload_bytes(job.then))
 
 
 def _require_links(request: SubmitRequest) -> None:
@@ -252,7 +267,7 @@ def _require_follower(then: SubmitRequest) -> None:
             )
     if then.after:
         raise Contradiction("then/after", "has no meaning here: it comes to be when the job before has succeeded")
-    if then.ttl_seconds is not None and then.ttl_seconds <= (then.delay_seconds or 0):
+    if _is_over_by(then.ttl_seconds, then.delay_seconds or 0):
         raise Contradiction("then/ttl_seconds", "ends before the job is due: it would never run")
     followers, ids = 1, {then.id}
     while (later := then.then) is not None:
@@ -377,7 +392,7 @@ def _require_template(job: SubmitRequest, overlap: OverlapPolicy) -> None:
             raise Contradiction(f"job/{field}", f"has no meaning in a schedule: {why}")
     if job.after:
         raise Contradiction("job/after", "has no meaning in a schedule: use `overlap` or `then`")
-    if job.ttl_seconds == 0:
+    if _is_over_by(job.ttl_seconds, 0):
         raise Contradiction("job/ttl_seconds", "ends at once: no job would ever run")
     then = job.then
     while then is not None:

@@ -47,6 +47,10 @@ PACKED = "application/msgpack"
         ({"expires_at": "9999-12-31T23:59:59.999001Z"}, "/expires_at"),
         ({"run_at": "2027-01-01T00:00:00Z", "expires_at": "2027-01-01T01:00:00+01:00"}, "/expires_at"),
         ({"delay_seconds": 60, "ttl_seconds": 60}, "/ttl_seconds"),
+        ({"delay_seconds": 60, "ttl_seconds": 60.0004}, "/ttl_seconds"),
+        ({"run_at": "2026-11-29T12:00:00.0001Z", "expires_at": "2026-11-29T12:00:00.0009Z"}, "/expires_at"),
+        ({"then": {"task": "t", "ttl_seconds": 0.0004}}, "/then/ttl_seconds"),
+        ({"then": {"task": "t", "then": {"task": "t", "ttl_seconds": 0.0004}}}, "/then/then/ttl_seconds"),
         ({"expires_at": "1969-12-31T23:59:59Z"}, "/expires_at"),
         ({"run_at": "2026-11-29T12:00:00Z", "delay_seconds": 1}, "/delay_seconds"),
         ({"expires_at": "2026-11-29T12:00:00Z", "ttl_seconds": 1}, "/ttl_seconds"),
@@ -456,3 +460,11 @@ async def _answer(reader: asyncio.StreamReader) -> bytes:
     head = await reader.readuntil(b"\r\n\r\n")
     length = next((int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")), 0)
     return head + await reader.readexactly(length)
+
+
+@pytest.mark.parametrize("shape", [wire.ScheduleRequest, wire.PreviewRequest])
+async def test_a_template_whose_jobs_end_at_once_is_refused(shape: type[wire.Request]) -> None:
+    """To the millisecond, in which it is kept."""
+    body = {"every_seconds": 60, "job": {"task": "t", "ttl_seconds": 0.0004}}
+    with pytest.raises(msgspec.ValidationError, match="ends at once"):
+        msgspec.convert(body, shape)

@@ -13,8 +13,10 @@ from tests.unit.http.conftest import Node, StartNode
 
 from horae import wire
 from horae_http import codec
+from horae_http.auth import EVERYBODY
 from horae_http.errors import Failure
-from horae_http.jobs import BatchReader
+from horae_http.jobs import BatchReader, submit_batch
+from horae_http.routing import Call, read_body
 from horae_http.workers import ROUTES
 
 PACKED = "application/msgpack"
@@ -195,6 +197,29 @@ async def test_many_callers_with_large_bodies_get_no_more_of_a_pass_than_one(wha
     async with _Turns() as turns:
         await asyncio.gather(*(made() for _ in range(callers)))
     assert turns.count >= callers * 8
+
+
+async def test_large_bodies_of_single_calls_are_read_one_a_pass(node: Node) -> None:
+    callers, begun = 5, []
+
+    def read(raw: bytes, packed: bool) -> None:
+        begun.append(turns.count)
+
+    route = LEASES["/v1/jobs/{id}/complete"]._replace(read=read)
+    async with _Turns() as turns:
+        await asyncio.gather(*(read_body(route, b" " * (codec.WHOLE_BYTES_MAX + 1), False) for _ in range(callers)))
+    assert len({*begun}) == callers
+
+
+async def test_what_is_to_follow_counts_in_a_batch_as_what_it_follows(node: Node) -> None:
+    """A batch of small jobs with large ones after them was made safe in one pass."""
+    jobs = [{"task": "t", "then": {"task": "u", "payload": "x" * 50_000}} for _ in range(20)]
+    batch = BatchReader().read_jobs(msgspec.json.encode({"jobs": jobs}), False)
+    call = Call("", wire.NoQuery(), b"", EVERYBODY, (False, False), {}, stopping=False)
+    call.body = batch
+    async with _Turns() as turns:
+        await submit_batch(node.service, call)  # type: ignore[arg-type]
+    assert turns.count >= 8
 
 
 async def test_one_bad_job_of_a_large_batch_does_not_spoil_the_others(node: Node) -> None:

@@ -93,6 +93,17 @@ async def test_who_only_waits_is_told_at_once_when_the_node_stops(start_node: St
     await asyncio.wait_for(leader.service.cancelled.wait(), 10)
 
 
+async def test_who_closes_its_half_has_hung_up(node: Node) -> None:
+    """It cannot be told from a worker that was killed, whose jobs must go back."""
+    node.service.gate = asyncio.Event()
+    reader, writer = await node.open_claim({"worker": "w", "queues": ["default"]})
+    await node.service.entered.wait()
+    writer.write_eof()
+    await asyncio.wait_for(node.service.cancelled.wait(), 10)
+    assert await reader.read() == b""
+    writer.close()
+
+
 async def test_a_stopping_node_still_answers_over_kept_connections(start_node: StartNode) -> None:
     """Closed under a request that is on its way, they would leave its sender in doubt."""
     node = await start_node()

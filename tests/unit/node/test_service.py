@@ -12,7 +12,8 @@ from msgspec import Raw
 from tests.helpers.one_node import OneNode, settle
 
 from horae import wire
-from horae_node import service
+from horae_node import reads, service
+from horae_node.clock import ManualClock
 from horae_node.core import views
 from horae_node.core.commands import RaiseMachineVersion
 from horae_node.core.model import LINKS_VERSION, SCHEDULES_VERSION
@@ -387,3 +388,55 @@ async def test_who_waits_for_results_is_told_a_few_a_pass_that_the_node_leads_no
     for read in reads:
         with pytest.raises(NotApplied):
             await read
+
+
+NOW_MS = ManualClock().wall_ms()
+
+
+def text(after_ms: int) -> str:
+    return reads.moment_text(NOW_MS + after_ms)
+
+
+NEVER = [
+    ({"run_at": text(3_600_000), "ttl_seconds": 60}, "/ttl_seconds"),
+    ({"run_at": text(60_000), "ttl_seconds": 60}, "/ttl_seconds"),
+    ({"delay_seconds": 3600, "expires_at": text(60_000)}, "/expires_at"),
+    ({"delay_seconds": 60, "expires_at": text(60_000)}, "/expires_at"),
+]
+IN_TIME: list[dict[str, Any]] = [
+    {"run_at": text(59_999), "ttl_seconds": 60},
+    {"delay_seconds": 59.999, "expires_at": text(60_000)},
+    {"run_at": text(-60_000), "ttl_seconds": 1},
+    {"expires_at": text(1)},
+]
+
+
+@pytest.mark.parametrize(("keys", "pointer"), NEVER)
+async def test_what_would_expire_before_it_is_due_is_refused(keys: dict[str, Any], pointer: str) -> None:
+    """It was taken, and expired a minute later without a word."""
+    node = await OneNode().open()
+    with pytest.raises(Refused, match="would never run") as refused:
+        await node.submit(**keys)
+    assert (refused.value.code, refused.value.pointer) == ("invalid", pointer)
+    jobs = [msgspec.convert({"task": "t", **more}, wire.SubmitRequest) for more in ({}, keys, {})]
+    made = await node.service.submit_batch(jobs, atomic=False)
+    assert [one.pointer if isinstance(one, Refused) else "" for one in made] == ["", pointer, ""]
+    assert len(await node.service.submit_batch(jobs[1:2], atomic=False)) == 1
+    with pytest.raises(Refused) as whole:
+        await node.service.submit_batch(jobs, atomic=True)
+    assert whole.value.pointer == f"/jobs/1{pointer}"
+    assert len((await node.service.jobs(wire.JobsQuery())).jobs) == 2
+
+
+@pytest.mark.parametrize("keys", IN_TIME)
+async def test_what_has_a_millisecond_to_run_is_taken(keys: dict[str, Any]) -> None:
+    assert (await (await OneNode().open()).submit(**keys)).state in ("pending", "ready")
+
+
+@pytest.mark.parametrize("key", ["id", "unique_key"])
+async def test_what_was_in_time_may_be_sent_again(key: str) -> None:
+    node = await OneNode().open()
+    keys = {"delay_seconds": 50, "expires_at": text(60_000), key: "k"}
+    first = await node.submit(**keys)
+    await node.pass_ms(20_000)
+    assert (await node.submit(**keys)).id == first.id

@@ -16,7 +16,7 @@ from horae import wire
 from horae_node import codec
 from horae_node.clock import ManualClock
 from horae_node.core.commands import Nothing, RaiseMachineVersion
-from horae_node.core.model import LIMITS_VERSION
+from horae_node.core.model import LIMITS_VERSION, LINKS_VERSION
 from horae_node.errors import NotApplied, Refused
 from horae_node.leader import waiters
 from horae_node.service import SMALL_BATCH_JOBS
@@ -330,6 +330,33 @@ async def test_large_batches_come_one_a_pass_of_the_loop() -> None:
     node.raft.hold = False
     node.raft.commit_all()
     assert [len(results) for results in await asyncio.gather(*batches)] == [len(jobs)] * 4
+
+
+@pytest.mark.parametrize("follows", [False, True])
+async def test_large_payloads_are_known_by_their_content_in_turns(follows: bool) -> None:
+    """Each is read once more: 31 of them in one pass held the loop for 0.2 s."""
+    node = await OneNode().open()
+    await raise_version(node)
+    node.proposer.send([RaiseMachineVersion(LINKS_VERSION)])
+    await settle()
+    large = Raw(b'"%s"' % (b"x" * 100_000))
+    jobs = [
+        wire.SubmitRequest(task="t", id=f"j{number}", then=wire.SubmitRequest(task="u", payload=large))
+        if follows
+        else wire.SubmitRequest(task="t", id=f"j{number}", payload=large)
+        for number in range(20)
+    ]
+    node.raft.hold = True
+    batch = asyncio.create_task(node.service.submit_batch(jobs, atomic=False))
+    passes = 0
+    begun = _taken(node)
+    while _taken(node) == begun:
+        passes += 1
+        await asyncio.sleep(0)
+    assert passes >= len(jobs)
+    node.raft.hold = False
+    node.raft.commit_all()
+    assert len(await batch) == len(jobs)
 
 
 def _taken(node: OneNode) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from datetime import UTC, datetime, timedelta, timezone
 
 import msgspec
@@ -76,3 +77,21 @@ def test_a_template_that_is_followed_has_no_names() -> None:
     later = follower_of(follower.spec)
     assert later is not None
     assert (spec.job.id, follower.spec.id, later.spec.id, later.spec.task) == ("", "", "", "v")
+
+
+def test_nothing_is_collected_while_a_large_payload_is_hashed() -> None:
+    """To search its young lists for cycles took longer than all the rest."""
+    request = wire.SubmitRequest(task="t", id="j", payload=msgspec.Raw(b"[%s]" % b",".join([b"[]"] * 80_000)))
+    collections: list[str] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        collections.append(phase)
+
+    gc.collect()
+    gc.callbacks.append(note)
+    try:
+        translate.submit_command(request, 1)
+    finally:
+        gc.callbacks.remove(note)
+    assert gc.isenabled()
+    assert len(collections) <= 2, "one, at the end of it"
