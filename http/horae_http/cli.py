@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from horae import cli_import as cli_import  # mounts itself
 from horae import cli_schedules as cli_schedules  # mounts itself
 from horae import streams
 from horae.cli import AS_JSON, WHOM, Target, deadline_option, fail, main_group, with_target

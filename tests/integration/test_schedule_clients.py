@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -18,8 +19,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.asyncio(loop_scope="session")]
 HOUR = timedelta(hours=1)
 
 
-async def command(q: Queue, *words: str) -> Result:
-    given = ["schedule", *words, "--url", q.url]
+async def command(q: Queue, *words: str, group: str = "schedule") -> Result:
+    given = [group, *words, "--url", q.url]
+
     return await asyncio.to_thread(CliRunner().invoke, main_group, given, env={"HORAE_URL": "", "HORAE_TOKEN": ""})
 
 
@@ -138,3 +140,49 @@ async def test_bad_usage_names_the_flag(any_q: Queue, words: list[str], said: st
     assert got.exit_code == 2
     assert said in got.stderr
     assert got.stderr.count("\n") == 1
+
+
+CRONTAB = """\
+MAILTO=ops@example.org
+30 2 * * * backup --all
+*/5 * * * * poll %once
+30 2 * * *  backup --all
+0 0 30 2 * never
+@reboot start
+CRON_TZ=Asia/Tokyo
+@weekly tidy
+"""
+
+
+async def test_a_crontab_becomes_schedules_and_what_cannot_is_said(any_q: Queue, tmp_path: Path) -> None:
+    q = any_q
+    file = tmp_path / "crontab"
+    file.write_text(CRONTAB)
+    words = ["crontab", str(file), "--queue", q.name, "--prefix", q.name]
+    unsure = await command(q, *words, group="import")
+    assert (unsure.exit_code, "--timezone" in unsure.stderr) == (2, True)
+    words += ["--timezone", "Europe/Berlin"]
+    plan = await command(q, *words, group="import")
+    assert plan.exit_code == 1, "some lines are left out"
+    for said in (
+        "line 1 taken, but: no mail",
+        "line 4 taken, but: it is line 2 once more",
+        "line 6 is left out: @reboot",
+    ):
+        assert said in plan.stdout
+    assert "line 5 is left out: " in plan.stdout
+    async with AsyncClient(q.url) as client:
+        assert [one async for one in client.schedules() if one.id.startswith(q.name)] == []
+        for _ in range(2):
+            applied = json.loads((await command(q, *words, "--apply", "--json", group="import")).stdout)
+            made = [one async for one in client.schedules() if one.id.startswith(q.name)]
+            assert [one["line"] for one in applied["schedules"]] == [2, 3, 8]
+            assert {one.id for one in made} == {one["id"] for one in applied["schedules"]}
+            assert len({one.version for one in made}) == 3
+        versions = {one.id: one.version for one in made}
+        await command(q, *words, "--apply", group="import")
+        assert {one.id: one.version async for one in client.schedules() if one.id in versions} == versions
+        by_cron = {one.cron: one for one in made}
+    assert (by_cron["30 2 * * *"].timezone, by_cron["@weekly"].timezone) == ("Europe/Berlin", "Asia/Tokyo")
+    assert by_cron["*/5 * * * *"].job["payload"] == {"command": "poll", "stdin": "once\n"}
+    assert (by_cron["@weekly"].job["task"], by_cron["@weekly"].job["queue"]) == ("command", q.name)
