@@ -244,7 +244,9 @@ class Workload:
             wait_seconds=wait_s,
             claim_id=claim_id,
         )
-        calls = self.claims[claim_key(name, claim_id)] = []
+        calls: list[Call] = []
+        for queues in ((), request.queues):  # by the rules before machine version 4, and since
+            self.claims[claim_key(name, claim_id, queues)] = calls
         if not self.calm and rng.random() < 0.2:
             self._run(self._stray(name, request, calls))
         for _ in range(6):
