@@ -50,7 +50,7 @@ async def run_command(
         *(said.get("SHELL", "/bin/sh"), "-c", command),
         env={**os.environ, "HORAE_EXECUTION_ID": context.execution_id, **said},
         cwd=said.get("HOME"),
-        stdin=asyncio.subprocess.PIPE,
+        stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
@@ -83,9 +83,10 @@ async def _end_of(stream: asyncio.StreamReader | None) -> str:
 
 
 async def _feed(stream: asyncio.StreamWriter | None, text: str | None) -> None:
-    assert stream is not None
-    with suppress(ConnectionError):
-        stream.write((text or "").encode())
+    if stream is None or text is None:
+        return
+    with suppress(ConnectionError, RuntimeError):  # it has ended, or reads no more: uvloop says so by the second
+        stream.write(text.encode())
         await stream.drain()
     stream.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,24 @@ async def test_what_it_prints_is_the_result(server: FakeServer) -> None:
         env={"GREETING": "hello", "HOME": "/"},
     )
     assert job["result"] == {"stdout": "one\ntwo\n/\n", "stderr": "hello job-1\n"}
+
+
+@pytest.mark.parametrize("stdin", [None, "a line\n", "x" * 1_000_000])
+async def test_one_that_has_ended_before_it_was_given_anything_to_read_is_no_failure(
+    server: FakeServer, stdin: str | None
+) -> None:
+    """On the loop that a worker runs on by itself, whose transports say so by an exception of their own."""
+    worker = commands(server)
+    jobs = [server.add("command", {"command": "exec true", "stdin": stdin}) for _ in range(20)]
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        await server.wait_until(lambda: all(server.jobs[job_id]["ending"] for job_id in jobs))
+    finally:
+        worker.stop()
+        worker.stop()
+        await asyncio.to_thread(thread.join)
+    assert [server.jobs[job_id]["errors"] for job_id in jobs] == [[]] * 20
 
 
 @pytest.mark.parametrize(
