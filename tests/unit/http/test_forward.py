@@ -276,7 +276,9 @@ async def test_a_leader_that_is_known_again_in_time_is_waited_for(
     for url in (None, leader.url):
         follower.service.url = url
         follower.service.leader_changed()
-    await asyncio.sleep(2 * forward.LEADER_WAIT_S)  # the loop's timers come in order: the grace's came before this one
+    over = asyncio.Event()
+    asyncio.get_running_loop().call_later(forward.LEADER_WAIT_S, over.set)  # after the grace's timer, if that still ran
+    await over.wait()
     assert not waiting.done()
     leader.service.gate.set()
     assert (await waiting).status == 200
